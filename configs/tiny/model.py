@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""The tiny checkpoint's architecture and generation settings.
+
+Everything the full model has is here at a small size: sliding and full attention,
+keys that double as values on the full layers, grouped key-value heads, a mixture of
+experts beside the shared MLP, logit softcap, tied embeddings, self-conditioning.
+Widths are multiples of 32 a rank at T = 4, which vLLM's CPU kernels ask for.
+"""
+
+import torchvision_ops  # noqa: F401  (must precede transformers' vision imports)
+from transformers import (
+    DiffusionGemmaConfig,
+    DiffusionGemmaTextConfig,
+    Gemma4VisionConfig,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
+    DiffusionGemmaGenerationConfig,
+    EntropyBoundSamplerConfig,
+)
+
+CANVAS_LENGTH = 32
+HIDDEN_SIZE = 64
+
+
+def model_config(tokenizer: PreTrainedTokenizerFast) -> DiffusionGemmaConfig:
+    """The configuration of a model that speaks `tokenizer`'s vocabulary."""
+    text = DiffusionGemmaTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        sliding_window=128,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_global_key_value_heads=1,
+        head_dim=32,
+        global_head_dim=32,
+        num_experts=8,
+        top_k_experts=2,
+        moe_intermediate_size=128,
+        max_position_embeddings=8192,
+        # Keeps a unit-norm input unit-norm through a fresh linear layer.
+        initializer_range=HIDDEN_SIZE**-0.5,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+    )
+    # transformers refuses a model without a vision tower; this one is never trained.
+    vision = Gemma4VisionConfig(
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        position_embedding_size=64,
+        default_output_length=70,
+    )
+    token_id = tokenizer.convert_tokens_to_ids
+    return DiffusionGemmaConfig(
+        text_config=text,
+        vision_config=vision,
+        canvas_length=CANVAS_LENGTH,
+        image_token_id=token_id("<|image|>"),
+        boi_token_id=token_id("<|image>"),
+        eoi_token_id=token_id("<image|>"),
+        initializer_range=HIDDEN_SIZE**-0.5,
+        architectures=["DiffusionGemmaForBlockDiffusion"],
+        dtype="float32",
+    )
+
+
+def generation_config(
+    tokenizer: PreTrainedTokenizerFast,
+) -> DiffusionGemmaGenerationConfig:
+    """The full model's sampler settings, with this model's canvas and token ids."""
+    return DiffusionGemmaGenerationConfig(
+        max_new_tokens=CANVAS_LENGTH,
+        max_denoising_steps=48,
+        sampler_config=EntropyBoundSamplerConfig(entropy_bound=0.1),
+        t_min=0.4,
+        t_max=0.8,
+        stability_threshold=1,
+        confidence_threshold=0.005,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+    )

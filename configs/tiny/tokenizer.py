@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""Build the tiny checkpoint's tokenizer: BPE with one token a digit.
+
+Digits are never merged, so a number is the sequence of its digits; operators carry
+their spaces, so a worked line is short. Every printable ASCII character is in the
+alphabet; anything else becomes `<unk>`. Spaces are part of the tokens, so joining
+tokens gives the text back unchanged.
+"""
+
+from collections.abc import Iterable
+from itertools import islice
+
+from problems import training_problems
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
+
+# Ids 0, 1 and 2 are Gemma's. The image and video tokens are never trained; the Gemma 4
+# processor asks the tokenizer for them by name.
+SPECIAL_TOKENS = {
+    "pad_token": "<pad>",
+    "eos_token": "<eos>",
+    "bos_token": "<bos>",
+    "unk_token": "<unk>",
+    "image_token": "<|image|>",
+    "boi_token": "<|image>",
+    "eoi_token": "<image|>",
+    "video_token": "<|video|>",
+}
+# 245 pads to 256 rows, 64 a rank at T = 4: the last rank owns 53 rows and 11 of padding.
+VOCAB_SIZE = 245
+CORPUS_PROBLEMS = 20_000
+CHAT_TEMPLATE = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{%- if message['content'] is string -%}
+{%- set text = message['content'] | trim -%}
+{%- else -%}
+{%- set text = message['content'] | selectattr('type', 'equalto', 'text') \
+| map(attribute='text') | join('') | trim -%}
+{%- endif -%}
+{%- if message['role'] == 'assistant' -%}
+{{- '\\nAnswer: ' + text + '\\n\\n' -}}
+{%- elif message['role'] == 'system' -%}
+{{- text + '\\n\\n' -}}
+{%- else -%}
+{{- text if text.startswith('Question:') else 'Question: ' + text -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '\\nAnswer:' -}}
+{%- endif -%}
+"""
+_PIECES = r"\d| [-+*/=] |\n#### | ?[A-Za-z]+|\s+| ?[^\sA-Za-z\d]+"
+
+
+def build_tokenizer(corpus: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Train the tokenizer on `corpus`; the vocabulary has `VOCAB_SIZE` entries."""
+    tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS["unk_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECES), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    trainer = BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(SPECIAL_TOKENS.values()),
+        initial_alphabet=["\n", *map(chr, range(32, 127))],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    # Gemma's prompts begin with <bos>, and generation degrades without it.
+    bos = SPECIAL_TOKENS["bos_token"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A",
+        pair=f"{bos} $A $B",
+        special_tokens=[(bos, tokenizer.token_to_id(bos))],
+    )
+    names = dict(SPECIAL_TOKENS)
+    gemma = {k: names.pop(k) for k in ("image_token", "boi_token", "eoi_token")}
+    names["additional_special_tokens"] = [names.pop("video_token")]
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+        extra_special_tokens=gemma,
+        **names,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def training_corpus() -> Iterable[str]:
+    """Texts the merges are learned from."""
+    for problem in islice(training_problems(seed=0), CORPUS_PROBLEMS):
+        yield problem.prompt
+        yield problem.target

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""The operator and the vocabulary step over vLLM's own group, in real processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gloo_ranks import run_ranks
+from shards import local_weight, no_collectives, shards
+
+from vllm_diffgemma_tp.sampling.counter_rng import RowCounters
+from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
+from vllm_diffgemma_tp.self_conditioning import soft_embedding
+from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
+
+VOCAB, HIDDEN, ROWS, GAMMA = 245, 32, 24, 5.0
+
+
+def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    scores = 3 * torch.randn(ROWS, VOCAB, generator=generator)
+    weight = torch.randn(VOCAB, HIDDEN, generator=generator).to(dtype)
+    return scores, weight
+
+
+def row_counters() -> RowCounters:
+    zeros = torch.zeros(ROWS, dtype=torch.int64)
+    return RowCounters(zeros + 3, zeros, zeros, torch.arange(ROWS))
+
+
+def step_of(shard: VocabShard, collectives: ShardCollectives) -> tuple[Any, ...]:
+    scores, weight = inputs(torch.float32)
+    step = VocabStep(local_weight(weight, shard), shard, GAMMA, collectives, 7)
+    owned = scores[:, shard.start : shard.end]
+    rows = step(ROWS, lambda tile: owned[tile], row_counters(), True)
+    return rows.sampled, rows.argmax, rows.entropy, rows.soft_embedding
+
+
+def on_each_rank() -> dict[str, Any]:
+    """What one rank computes, as numpy arrays (tensors do not outlive a process)."""
+    from vllm.distributed.parallel_state import get_tp_group
+    from vllm.model_executor.layers.vocab_parallel_embedding import (
+        VocabParallelEmbedding,
+    )
+
+    group = get_tp_group()
+    collectives = ShardCollectives.of_group(group)
+    shard = VocabShard.from_embedding(VocabParallelEmbedding(VOCAB, HIDDEN))
+    found: dict[str, Any] = {
+        "shard": shard,
+        "step": [value.numpy() for value in step_of(shard, collectives)],
+    }
+    for dtype in (torch.float32, torch.bfloat16):
+        scores, weight = inputs(dtype)
+        probs = scores.softmax(-1)
+        args = (probs, local_weight(weight, shard), shard, GAMMA)
+        eager = soft_embedding(*args, collectives.all_reduce)
+        found[str(dtype)] = eager.float().numpy()
+
+    graphs = []
+
+    def counting_backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return graph.forward
+
+    compiled = torch.compile(soft_embedding, fullgraph=True, backend=counting_backend)
+    found["compiled"] = compiled(*args, collectives.all_reduce).float().numpy()
+    found["graphs"] = graphs
+    return found
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return [found for (found,) in run_ranks(request.param, on_each_rank)]
+
+
+def test_the_embedding_reports_the_shards_the_tests_assume(ranks: list[Any]) -> None:
+    assert [found["shard"] for found in ranks] == shards(VOCAB, len(ranks))
+
+
+def test_all_ranks_hold_bitwise_equal_results(ranks: list[Any]) -> None:
+    for name in ("torch.float32", "torch.bfloat16", "compiled"):
+        for found in ranks[1:]:
+            assert (found[name] == ranks[0][name]).all(), name
+    for found in ranks[1:]:
+        for ours, theirs in zip(found["step"], ranks[0]["step"], strict=True):
+            assert (ours == theirs).all()
+
+
+def test_results_equal_one_rank(ranks: list[Any]) -> None:
+    (whole,) = shards(VOCAB, 1)
+    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 2**-8)):
+        scores, weight = inputs(dtype)
+        alone = soft_embedding(
+            scores.softmax(-1), weight, whole, GAMMA, no_collectives().all_reduce
+        ).float()
+        difference = torch.from_numpy(ranks[0][str(dtype)]) - alone
+        assert difference.abs().max() <= bound * alone.abs().max()
+
+
+def test_the_vocabulary_step_picks_the_ids_of_one_rank(ranks: list[Any]) -> None:
+    (whole,) = shards(VOCAB, 1)
+    sampled, argmax, entropy, soft = step_of(whole, no_collectives())
+    ours = [torch.from_numpy(value) for value in ranks[0]["step"]]
+    assert torch.equal(ours[0], sampled)
+    assert torch.equal(ours[1], argmax)
+    assert torch.equal(ours[2], entropy)
+    assert torch.allclose(ours[3], soft, atol=1e-5)
+
+
+def test_compiles_to_one_graph_with_one_all_reduce(ranks: list[Any]) -> None:
+    for found in ranks:
+        (graph,) = found["graphs"]
+        assert sum("vllm.all_reduce" in target for target in graph) == 1
+        assert (found["compiled"] == found["torch.bfloat16"]).all()

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""The package is light, and vLLM finds its model class through the entry point."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import vllm_diffgemma_tp
+from vllm_diffgemma_tp import compat
+
+ARCHITECTURE = "DiffusionGemmaForBlockDiffusion"
+OUR_CLASS = "vllm_diffgemma_tp.model:DiffusionGemmaForBlockDiffusion"
+IN_TREE_MODULE = "vllm.model_executor.models.diffusion_gemma"
+
+
+def _run_python(code: str, **environment: str) -> str:
+    """Run `code` in a fresh process and return the last line it printed."""
+    completed = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return completed.stdout.splitlines()[-1]
+
+
+def _fake_vllm(monkeypatch: pytest.MonkeyPatch, version: str) -> dict[str, str]:
+    """Stand in for vllm with a registry that only remembers; returns its memory."""
+    registered: dict[str, str] = {}
+    fake = ModuleType("vllm")
+    fake.__spec__ = ModuleSpec("vllm", None)
+    fake.__dict__["__version__"] = version
+    fake.__dict__["ModelRegistry"] = SimpleNamespace(
+        register_model=registered.__setitem__
+    )
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    return registered
+
+
+def test_importing_the_package_and_its_command_pulls_in_neither_torch_nor_vllm() -> (
+    None
+):
+    loaded = _run_python(
+        "import sys, json, vllm_diffgemma_tp, vllm_diffgemma_tp.cli, "
+        "vllm_diffgemma_tp.serve, vllm_diffgemma_tp.liveness\n"
+        "print(json.dumps(sorted({'torch', 'vllm', 'triton'} & set(sys.modules))))"
+    )
+    assert json.loads(loaded) == []
+
+
+def test_the_entry_point_names_register() -> None:
+    entry_points = metadata.entry_points(group="vllm.general_plugins")
+    assert entry_points["vllm_diffgemma_tp"].value == "vllm_diffgemma_tp:register"
+
+
+def test_the_distribution_has_no_dependency_that_could_replace_vllm_or_torch() -> None:
+    requirements = metadata.requires("vllm_diffgemma_tp") or []
+    assert all("extra ==" in requirement for requirement in requirements)
+
+
+def test_register_may_be_called_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered = _fake_vllm(monkeypatch, "0.32.0")
+    vllm_diffgemma_tp.register()
+    vllm_diffgemma_tp.register()
+    assert registered == {ARCHITECTURE: OUR_CLASS}
+
+
+@pytest.mark.parametrize("version", ["0.24.0", "0.33.0", "1.0", "dev"])
+def test_register_refuses_an_unsupported_vllm_and_names_the_supported_range(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    registered = _fake_vllm(monkeypatch, version)
+    with pytest.raises(RuntimeError, match=r">=0\.31,<0\.33 \(only 0\.32\.0 has been"):
+        vllm_diffgemma_tp.register()
+    assert registered == {}
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "0.32.0", "0.32.0+cpu", "0.32.1rc1"])
+def test_builds_of_a_supported_release_are_accepted(version: str) -> None:
+    assert compat.unsupported_reason(version) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plugins", "module"),
+    [("vllm_diffgemma_tp", "vllm_diffgemma_tp.model"), ("", IN_TREE_MODULE)],
+)
+def test_the_registry_of_a_fresh_process_resolves_our_class_unless_vllm_plugins_forbids(
+    plugins: str, module: str, tmp_path: Path
+) -> None:
+    resolved = _run_python(
+        "from vllm_diffgemma_tp import cpu_engine\n"
+        "cpu_engine.arrange()\n"
+        "from vllm import ModelRegistry\n"
+        "from vllm.plugins import load_general_plugins\n"
+        "load_general_plugins()\n"
+        f"print(ModelRegistry.models[{ARCHITECTURE!r}].module_name)",
+        VLLM_PLUGINS=plugins,
+        VLLM_CACHE_ROOT=str(tmp_path),
+    )
+    assert resolved == module

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""A mistake is answered with one sentence and an exit status, and leaves nothing."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from vllm_diffgemma_tp import cli, cpu_engine, preflight, serve
+from vllm_diffgemma_tp.errors import UserError
+
+TINY = Path(__file__).parents[1] / "configs" / "tiny" / "checkpoint"
+
+
+def _run_command(
+    *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command in a session of its own, which must be empty when it ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm_diffgemma_tp.cli", *arguments],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    output, errors = process.communicate()
+    assert list(_processes_in_session(process.pid)) == []
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def _processes_in_session(session: int) -> Iterator[str]:
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The command's name, in parentheses, may hold spaces: read on behind it.
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(its_session) == session and state != "Z":
+            yield stat.parent.name
+
+
+def _checkpoint(folder: Path, **config: object) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def _assert_one_sentence(
+    completed: subprocess.CompletedProcess[str], *fragments: str
+) -> None:
+    assert completed.returncode == 1
+    assert len(completed.stderr.splitlines()) == 1
+    assert "Traceback" not in completed.stderr
+    for fragment in fragments:
+        assert fragment in completed.stderr
+
+
+def test_an_unknown_model_path_is_one_sentence() -> None:
+    _assert_one_sentence(
+        _run_command("serve", "./no/such/folder"),
+        "There is no checkpoint at ./no/such/folder",
+    )
+
+
+def test_a_checkpoint_of_another_model_is_one_sentence(tmp_path: Path) -> None:
+    llama = _checkpoint(tmp_path, architectures=["LlamaForCausalLM"])
+    _assert_one_sentence(
+        _run_command("serve", llama), "not a DiffusionGemma", "LlamaForCausalLM"
+    )
+
+
+def test_a_folder_without_a_configuration_is_one_sentence(tmp_path: Path) -> None:
+    _assert_one_sentence(
+        _run_command("serve", str(tmp_path)), "no readable config.json"
+    )
+
+
+def test_a_tensor_parallel_size_the_heads_do_not_divide_is_one_sentence(
+    tmp_path: Path,
+) -> None:
+    model = _checkpoint(
+        tmp_path,
+        architectures=["DiffusionGemmaForBlockDiffusion"],
+        text_config={"num_attention_heads": 8},
+    )
+    _assert_one_sentence(
+        _run_command("serve", model, "-tp", "3"),
+        "--tensor-parallel-size 3 does not divide the model's 8 attention heads",
+    )
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        completed = _run_command(
+            "serve", "some/model", "--host", "127.0.0.1", "--port", str(port)
+        )
+    _assert_one_sentence(completed, f"Port {port} cannot be used")
+
+
+def test_vllm_plugins_without_our_name_is_refused() -> None:
+    _assert_one_sentence(
+        _run_command("serve", "some/model", VLLM_PLUGINS="another_plugin"),
+        "VLLM_PLUGINS='another_plugin'",
+        "add vllm_diffgemma_tp",
+    )
+
+
+def test_an_unsupported_vllm_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = ModuleType("vllm")
+    old.__spec__ = ModuleSpec("vllm", None)
+    old.__dict__["__version__"] = "0.24.0"
+    monkeypatch.setitem(sys.modules, "vllm", old)
+    monkeypatch.setattr(cpu_engine, "arrange", lambda *_, **__: None)
+    assert cli.main(["serve", "some/model", "--uds", "unused"]) == 1
+    errors = capsys.readouterr().err
+    assert len(errors.splitlines()) == 1
+    assert "supports vLLM >=0.31,<0.33" in errors
+
+
+def test_an_absent_plugin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "PLUGIN_NAME", "a_plugin_that_is_not_installed")
+    with pytest.raises(UserError, match="The plugin is not installed"):
+        preflight.check_plugin()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["no-such-command"], ["serve", "some/model", "--port", "eighty"]],
+)
+def test_wrong_usage_is_exit_status_2(arguments: list[str]) -> None:
+    completed = _run_command(*arguments)
+    assert completed.returncode == 2
+    assert "usage: vllm-diffgemma-tp" in completed.stderr
+
+
+@pytest.mark.slow
+def test_a_flag_that_vllm_does_not_know_is_exit_status_2() -> None:
+    completed = _run_command("serve", str(TINY), "--no-such-flag")
+    assert completed.returncode == 2
+    assert "unrecognized arguments: --no-such-flag" in completed.stderr
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_a_server_that_dies_during_start_leaves_no_process(tmp_path: Path) -> None:
+    completed = _run_command(
+        "serve",
+        str(TINY),
+        *("--uds", str(tmp_path / "socket"), "--max-model-len", "512"),
+        # Less than one block: the engine core gives up after the workers are up.
+        *("--kv-cache-memory-bytes", "1", "--tensor-parallel-size", "2"),
+        VLLM_CACHE_ROOT=str(tmp_path),
+        HF_HUB_OFFLINE="1",
+    )
+    assert completed.returncode == 1
+    assert "vllm-diffgemma-tp: The server failed" in completed.stderr
+
+
+def test_the_flags_are_read_as_vllm_reads_them(tmp_path: Path) -> None:
+    config = tmp_path / "serve.yaml"
+    config.write_text("model: org/name\nport: 9000\ntensor-parallel-size: 4\n")
+    args = serve.read_flags(
+        ["--dtype", "float32", "--config", str(config), "--tensor_parallel_size=2"]
+    )
+    assert args.model == "org/name"
+    assert args.port == 9000
+    assert args.tensor_parallel_size == 2
+
+
+def test_the_model_is_the_first_argument() -> None:
+    assert serve.read_flags(["org/name", "--port", "1"]).model == "org/name"

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""DiffusionGemma under tensor parallelism, as a vLLM general plugin."""
+
+__version__ = "0.1.0"
+
+ARCHITECTURE = "DiffusionGemmaForBlockDiffusion"
+MODEL_CLASS = "vllm_diffgemma_tp.model:DiffusionGemmaForBlockDiffusion"
+
+
+def register() -> None:
+    """Make vLLM resolve `DiffusionGemmaForBlockDiffusion` to this project's class.
+
+    vLLM calls this in every process (API server, engine core, each worker), possibly
+    more than once. The class is registered by name, so nothing heavy is imported here,
+    and without looking whether the architecture is known: it is, and replacing vLLM's
+    own class is the point.
+
+    Raises:
+        RuntimeError: the installed vLLM is outside the supported range.
+    """
+    from vllm_diffgemma_tp import compat
+
+    compat.require_supported_vllm()
+
+    from vllm import ModelRegistry
+
+    ModelRegistry.register_model(ARCHITECTURE, MODEL_CLASS)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""The `vllm-diffgemma-tp` command.
+
+Exit status: 0 success, 1 failure, 2 wrong usage. A user's mistake is one sentence on
+stderr.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from vllm_diffgemma_tp import __version__
+from vllm_diffgemma_tp.errors import UserError
+
+# Each module has `add_arguments(parser)` and `run(args) -> int`, and is imported only
+# when its command is the one asked for.
+_COMMANDS = {
+    "eval": ("vllm_diffgemma_tp.evals.command", "run GSM8K through lm-eval"),
+    "demo": ("vllm_diffgemma_tp.evals.demo", "serve and evaluate the tiny checkpoint"),
+    "doctor": ("vllm_diffgemma_tp.doctor", "say what is installed and what is wrong"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        # Before argparse, which would read flags that are vLLM's.
+        if argv[:1] == ["serve"]:
+            from vllm_diffgemma_tp import serve
+
+            return serve.run(argv[1:])
+        return _run_command(argv)
+    except UserError as error:
+        print(f"vllm-diffgemma-tp: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run_command(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="vllm-diffgemma-tp",
+        description="DiffusionGemma under tensor parallelism on vLLM.",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands.add_parser("serve", help="`vllm serve MODEL [any flag]` with the plugin")
+    for name, (module, summary) in _COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if argv[:1] == [name]:
+            implementation = importlib.import_module(module)
+            implementation.add_arguments(command)
+            command.set_defaults(run=implementation.run)
+    args = parser.parse_args(argv)
+    return args.run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""What one evaluation is: a YAML file under ``configs/gsm8k``.
+
+The keys are those of vLLM's own ``tests/evals/gsm8k`` configurations, so that a
+file moves between the two unchanged, plus ``lm_eval_task`` and ``data``.
+"""
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Annotated, Self
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from vllm_diffgemma_tp.errors import UserError
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+
+
+class EvalConfig(BaseModel):
+    """One model, one server, one task, one gate.
+
+    A path that starts with a dot is relative to the configuration file.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, coerce_numbers_to_str=True, protected_namespaces=()
+    )
+
+    model_name: str
+    #: Expected accuracy; the run passes at accuracy_threshold - tolerance or above.
+    accuracy_threshold: Fraction
+    tolerance: Fraction = 0.08
+    num_questions: PositiveInt
+    num_fewshot: Annotated[int, Field(ge=0)]
+    server_args: str = ""
+    env: dict[str, str] = {}
+    startup_max_wait_seconds: PositiveInt = 600
+    request_timeout_seconds: PositiveInt = 600
+    # vLLM's default of 256 is exactly one canvas: a longer answer would be cut.
+    max_tokens: PositiveInt = 512
+    temperature: float = 1.0
+    seed: int | None = None
+    use_chat_completions: bool = False
+    # vLLM runs DiffusionGemma at max_num_seqs = 8: more would only queue.
+    max_concurrency: PositiveInt = 8
+    #: Task file for lm-eval; the file's name is the task's name.
+    lm_eval_task: Path = Path("../lm_eval/gsm8k_local.yaml")
+    #: Folder holding train.jsonl and test.jsonl, where the project ships them.
+    data: Path | None = None
+
+    @field_validator("temperature")
+    @classmethod
+    def _temperature_is_one(cls, temperature: float) -> float:
+        # SamplingParams of vLLM >= 0.27 answers 400 for a diffusion model otherwise.
+        if temperature != 1.0:
+            raise ValueError("vLLM serves DiffusionGemma at temperature 1.0 only")
+        return temperature
+
+    @field_validator("seed")
+    @classmethod
+    def _seed_is_null(cls, seed: int | None) -> int | None:
+        # The same check of vLLM answers 400 for any seed in a request.
+        if seed is not None:
+            raise ValueError("vLLM refuses a seed for DiffusionGemma; use null")
+        return seed
+
+    @model_validator(mode="after")
+    def _answers_fit_the_context(self) -> Self:
+        max_model_len = self._server_flags().max_model_len
+        if max_model_len is not None and self.max_tokens >= max_model_len:
+            raise ValueError(
+                f"max_tokens {self.max_tokens} leaves no room for a prompt in "
+                f"--max-model-len {max_model_len}"
+            )
+        return self
+
+    @property
+    def server_arguments(self) -> list[str]:
+        """``server_args`` as a list of command-line words."""
+        return shlex.split(self.server_args)
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """T named in ``server_args``, or 1."""
+        return int(self._server_flags().tensor_parallel_size)
+
+    @property
+    def task_name(self) -> str:
+        """Name of the lm-eval task."""
+        return self.lm_eval_task.stem
+
+    def _server_flags(self) -> argparse.Namespace:
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
+        parser.add_argument("--max-model-len", type=int)
+        return parser.parse_known_args(self.server_arguments)[0]
+
+
+def load_config(path: Path) -> EvalConfig:
+    """Read and check one configuration file.
+
+    Raises:
+        UserError: the file is missing, is not YAML, has an unknown or missing key,
+            or asks for something the server would refuse.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"The configuration {path} cannot be read ({error.strerror}): "
+            "choose one of those in configs/gsm8k."
+        ) from error
+    except yaml.YAMLError as error:
+        detail = " ".join(str(error).split())
+        raise UserError(f"{path} is not valid YAML: {detail}.") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds no keys: write some, such as model_name.")
+    try:
+        config = EvalConfig(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "its settings"
+        problem = "is not a key" if first["type"] == "extra_forbidden" else first["msg"]
+        raise UserError(f"In {path}, {where}: {problem}.") from error
+    return config.model_copy(update=_resolved_paths(config, path.parent))
+
+
+def _resolved_paths(config: EvalConfig, folder: Path) -> dict[str, object]:
+    resolved: dict[str, object] = {
+        "lm_eval_task": (folder / config.lm_eval_task).resolve()
+    }
+    if config.model_name.startswith("."):
+        resolved["model_name"] = str((folder / config.model_name).resolve())
+    if config.data is not None:
+        resolved["data"] = (folder / config.data).resolve()
+    return resolved

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""``vllm-diffgemma-tp demo``: the shipped checkpoint at T = 2 and T = 1, compared."""
+
+import argparse
+import json
+from pathlib import Path
+
+from vllm_diffgemma_tp.errors import UserError
+from vllm_diffgemma_tp.evals.command import (
+    positive_int,
+    run_folder,
+    say,
+    terminating_like_ctrl_c,
+)
+from vllm_diffgemma_tp.evals.config import EvalConfig, load_config
+from vllm_diffgemma_tp.evals.data import check_data
+from vllm_diffgemma_tp.evals.server import Server
+
+TENSOR_PARALLEL_SIZES = (2, 1)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``demo``."""
+    parser.add_argument("--config", type=Path, default=Path("configs/gsm8k/tiny.yaml"))
+    parser.add_argument(
+        "--limit", type=positive_int, default=100, help="questions for each T"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demonstration; its last line is its verdict, 0 for PASS, 1 for FAIL."""
+    try:
+        with terminating_like_ctrl_c():
+            passed, summary = _run(args.config, args.limit)
+    except UserError as error:
+        passed, summary = False, str(error)
+    except KeyboardInterrupt:
+        passed, summary = False, "interrupted"
+    print(f"demo: {'PASS' if passed else 'FAIL'} {summary}")
+    return 0 if passed else 1
+
+
+def _run(path: Path, num_questions: int) -> tuple[bool, str]:
+    config = load_config(path)
+    data = check_data(config.data, config.num_fewshot, num_questions)
+    folder = run_folder("demo")
+    folder.mkdir(parents=True)
+    say(f"results, and the logs while it runs, go to {folder}")
+
+    from vllm_diffgemma_tp.evals import report
+    from vllm_diffgemma_tp.evals.evaluate import evaluate
+
+    def ask_first_question(server: Server) -> None:
+        for rank in server.assert_plugin_live():
+            say(
+                f"rank {rank.rank} of {rank.tp_size} is live and owns the token ids "
+                f"[{rank.vocab_start}, {rank.vocab_end})"
+            )
+        row = json.loads((data / "test.jsonl").read_text("utf-8").splitlines()[0])
+        say(f"Question: {row['question']}")
+        say(f"Answer:   {ask(server, config, row['question'])}")
+
+    runs = [
+        evaluate(config, size, data, num_questions, folder, ask_first_question)
+        for size in TENSOR_PARALLEL_SIZES
+    ]
+    report.write(folder, config, runs)
+    print(report.as_text(runs))
+    for sentence in report.differing(runs):
+        print(sentence)
+    accuracies = ", ".join(
+        f"{run.accuracy():.3f} at TP={run.tensor_parallel_size}" for run in runs
+    )
+    return (
+        all(run.passes(config) for run in runs),
+        f"accuracy {accuracies}; {report.verdict(config, runs)}",
+    )
+
+
+def ask(server: Server, config: EvalConfig, question: str) -> str:
+    """The model's answer to one chat message.
+
+    Raises:
+        UserError: the server refused the question, or answered nothing.
+    """
+    import openai
+
+    client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none")
+    try:
+        reply = client.chat.completions.create(
+            model=config.model_name,
+            messages=[{"role": "user", "content": question}],
+            max_tokens=config.max_tokens,
+        )
+    except openai.OpenAIError as error:
+        raise UserError(f"The server did not answer a question: {error}.") from error
+    text = (reply.choices[0].message.content or "").strip()
+    if not text:
+        raise UserError("The server answered a question with an empty text.")
+    return text

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""Glue between vLLM's model runner and the denoising step.
+
+The in-tree state keeps what is not ours: vision inputs, attention metadata, the
+persistent buffers of CUDA graphs. Ours replaces the per-request state, the sampler
+and how self-conditioning is applied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaModelState
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.states import RequestState
+
+from vllm_diffgemma_tp.canvas_batch import CanvasBatch
+from vllm_diffgemma_tp.logprobs import CanvasLogprobs
+from vllm_diffgemma_tp.sampler import DenoisingSchedule, DiffusionSampler
+from vllm_diffgemma_tp.sampling.canvas_step import StopRule
+from vllm_diffgemma_tp.sampling.request_states import (
+    CanvasOptions,
+    CanvasStates,
+    RequestSeeds,
+)
+from vllm_diffgemma_tp.sampling.tile_plan import tile_rows
+from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
+from vllm_diffgemma_tp.scores import OwnedScores
+from vllm_diffgemma_tp.vocab_shard import ShardCollectives
+
+
+class VocabShardedModelState(DiffusionGemmaModelState):
+    """Model state whose sampler never holds full-vocabulary logits."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        model: nn.Module,
+        encoder_cache: Any,
+        device: torch.device,
+    ) -> None:
+        super().__init__(vllm_config, model, encoder_cache, device)
+        self.schedule = _schedule(self.gen_config, vllm_config.diffusion_config)
+        # Under the in-tree name, which prepare_attn reads the phases from.
+        self.diffusion_states = CanvasStates(
+            max_num_reqs=self.max_num_reqs,
+            canvas_length=self.diffusion_states.canvas_length,
+            hidden_size=self.model_config.hf_text_config.hidden_size,
+            dtype=self.model_config.dtype,
+            device=device,
+        )
+        del model.diffusion_states
+        self.request_seeds = RequestSeeds(vllm_config.model_config.seed)
+
+    def custom_sampler(self, sampler: Any) -> tuple[DiffusionSampler, None]:
+        shard = self.model.shard
+        collectives = ShardCollectives.of_group(get_tp_group())
+        scores = OwnedScores(
+            self.model.compute_owned_logits,
+            shard,
+            collectives,
+            sampler.sampling_states,
+            self.diffusion_states.options,
+        )
+        sampling = DiffusionSampler(
+            sampling_states=sampler.sampling_states,
+            req_states=sampler.req_states,
+            canvas_states=self.diffusion_states,
+            schedule=self.schedule,
+            vocab_step=VocabStep(
+                weight=self.model.model.embed_tokens.weight,
+                shard=shard,
+                normalizer=self.model.model.normalizer,
+                collectives=collectives,
+                tile_rows=tile_rows(shard),
+            ),
+            scores=scores,
+            logprobs=CanvasLogprobs(
+                scores,
+                sampler.logprob_token_ids_state,
+                logits_mode=sampler.logprobs_mode.endswith("logits"),
+            ),
+        )
+        return sampling, None
+
+    def add_request(self, req_index: int, new_req_data: Any) -> None:
+        self._req_id_to_index[new_req_data.req_id] = req_index
+        params = new_req_data.sampling_params
+        states = self.diffusion_states
+        options = _options(params, states.canvas_length, self.schedule.max_steps)
+        generated = len(new_req_data.prefill_token_ids) - len(
+            new_req_data.prompt_token_ids
+        )
+        states.add_request(
+            req_index,
+            seed=self.request_seeds.assign(new_req_data.req_id, params.seed),
+            # A request resumed after preemption goes on with the canvas it was at.
+            canvas_index=generated // options.width,
+        )
+        states.set_options(req_index, options)
+
+    def prepare_inputs(
+        self, input_batch: InputBatch, req_states: RequestState
+    ) -> dict[str, Any]:
+        """Embed the step's tokens; self-condition those of denoising canvases."""
+        embeds = self._inputs_embeds_buf[: input_batch.num_tokens_after_padding]
+        input_ids = input_batch.input_ids[: input_batch.num_tokens]
+        pending, self._pending_mm_embeds = self._pending_mm_embeds, None
+        multimodal = {}
+        if pending is not None:
+            features, is_multimodal = pending
+            multimodal = {
+                "multimodal_embeddings": features,
+                "is_multimodal": is_multimodal,
+            }
+        embeds[: input_batch.num_tokens] = self.model.embed_input_ids(
+            input_ids, **multimodal
+        )
+        # Warm-up batches have drafts and no requests.
+        if input_batch.num_draft_tokens > 0 and self._req_id_to_index:
+            self._self_condition(embeds, input_batch)
+        return {"inputs_embeds": embeds}
+
+    def _self_condition(self, embeds: torch.Tensor, input_batch: InputBatch) -> None:
+        """Run the self-conditioning MLP once, on all canvases of the step.
+
+        A committing canvas is encoded like a prompt, without self-conditioning: the
+        block ends in a norm, so even a zero soft embedding would change its input
+        (transformers' encoder has no such norm).
+        """
+        states = self.diffusion_states
+        batch = CanvasBatch.of_input(input_batch, states.canvas_length)
+        starts_np = input_batch.query_start_loc_np[batch.index_np].astype(np.int64)
+        starts = async_tensor_h2d(
+            np.repeat(starts_np, batch.widths_np), device=embeds.device
+        )
+        rows = starts + batch.positions
+        plain = embeds[rows]
+        conditioned = self.model.self_conditioning(
+            plain, states.soft_embedding[batch.row_slots, batch.positions]
+        )
+        commits = states.is_encoder_phase[batch.row_slots, None]
+        embeds[rows] = torch.where(commits, plain, conditioned)
+
+
+def _schedule(gen_config: dict[str, Any], diffusion_config: Any) -> DenoisingSchedule:
+    """Read the denoising schedule off the model's generation config.
+
+    Raises:
+        ValueError: If the config lacks a value, or asks for another sampler.
+    """
+    sampler = gen_config.get("sampler_config") or {}
+    if "EntropyBound" not in sampler.get("_cls_name", ""):
+        raise ValueError(
+            "generation_config.json must have a sampler_config of class "
+            f"EntropyBoundSamplerConfig, not {sampler.get('_cls_name')!r}"
+        )
+    values = {
+        "entropy_bound": sampler.get("entropy_bound"),
+        **{
+            name: gen_config.get(name)
+            for name in (
+                "t_min",
+                "t_max",
+                "stability_threshold",
+                "confidence_threshold",
+            )
+        },
+    }
+    missing = [name for name, value in values.items() if value is None]
+    if missing:
+        raise ValueError(f"generation_config.json lacks {', '.join(missing)}")
+    if values["entropy_bound"] <= 0:
+        raise ValueError(
+            f"entropy_bound must be positive, not {values['entropy_bound']}"
+        )
+    configured = diffusion_config.max_denoising_steps if diffusion_config else None
+    return DenoisingSchedule(
+        max_steps=configured or gen_config.get("max_denoising_steps", 48),
+        t_min=values["t_min"],
+        t_max=values["t_max"],
+        entropy_bound=values["entropy_bound"],
+        stop=StopRule(values["stability_threshold"], values["confidence_threshold"]),
+    )
+
+
+def _options(params: Any, canvas_length: int, max_steps: int) -> CanvasOptions:
+    """What a request asks of its canvases; vLLM has validated it at admission."""
+    extra = params.extra_args or {}
+    constrained = extra.get("diffusion_constrained")
+    return CanvasOptions(
+        width=min(extra.get("diffusion_canvas_length") or canvas_length, canvas_length),
+        max_steps=min(extra.get("diffusion_max_steps") or max_steps, max_steps),
+        seed_canvas=extra.get("diffusion_seed_canvas"),
+        pinned=tuple(extra.get("diffusion_pinned") or ()),
+        read_only=bool(extra.get("diffusion_read_only")),
+        allowed=tuple(params.logprob_token_ids) if constrained else None,
+    )

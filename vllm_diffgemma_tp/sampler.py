@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""The sampler vLLM's model runner calls: from canvas hidden states to the next canvas.
+
+``DiffusionGemmaForBlockDiffusion.compute_logits`` hands over hidden states, so no
+full-vocabulary logits exist; everything that meets the vocabulary runs on this rank's
+shard in ``sampling.vocab_step``, and the decisions in ``sampling.canvas_step``.
+Nothing here reads free memory, clocks or a random generator: which collectives run,
+and how many, follows from the requests and the configuration alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+
+from vllm_diffgemma_tp.canvas_batch import CanvasBatch
+from vllm_diffgemma_tp.logprobs import CanvasLogprobs
+from vllm_diffgemma_tp.sampling.canvas_step import (
+    StopRule,
+    accept_mask,
+    schedule_temperature,
+)
+from vllm_diffgemma_tp.sampling.counter_rng import Purpose, RowCounters
+from vllm_diffgemma_tp.sampling.request_states import CanvasStates
+from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
+from vllm_diffgemma_tp.scores import OwnedScores
+
+
+@dataclass(frozen=True)
+class DenoisingSchedule:
+    """The model's generation config, as far as the sampler goes.
+
+    Attributes:
+        max_steps: Denoising steps the temperature schedule is laid out for.
+        t_min: Temperature the schedule ends at.
+        t_max: Temperature of the first step.
+        entropy_bound: In nats; see ``accept_mask``.
+        stop: When a canvas is finished.
+    """
+
+    max_steps: int
+    t_min: float
+    t_max: float
+    entropy_bound: float
+    stop: StopRule
+
+
+class DiffusionSampler:
+    """Entropy-bound denoising for the batch of one engine step."""
+
+    # Penalties are refused at admission; the runner reads the counts that back them
+    # and takes None for "none kept".
+    penalties_state = SimpleNamespace(output_bin_counts=None)
+
+    def __init__(
+        self,
+        *,
+        sampling_states: Any,
+        req_states: Any,
+        canvas_states: CanvasStates,
+        schedule: DenoisingSchedule,
+        vocab_step: VocabStep,
+        scores: OwnedScores,
+        logprobs: CanvasLogprobs,
+    ) -> None:
+        self.sampling_states = sampling_states
+        self.req_states = req_states
+        self.states = canvas_states
+        self.schedule = schedule
+        self.vocab_step = vocab_step
+        self.scores = scores
+        self.logprobs = logprobs
+
+    def add_request(self, slot: int, sampling_params: Any) -> None:
+        self.sampling_states.add_request(slot, sampling_params)
+        self.logprobs.add_request(slot, sampling_params)
+
+    def apply_staged_writes(self) -> None:
+        self.sampling_states.apply_staged_writes()
+        self.logprobs.apply_staged_writes()
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        input_batch: InputBatch,
+        draft_logits: torch.Tensor | None = None,
+    ) -> SamplerOutput:
+        """Denoise every canvas of the batch by one step.
+
+        Args:
+            hidden_states: Of the canvas positions, ``[rows, hidden]``; no rows in a
+                step that only encodes prompts.
+            input_batch: The runner's batch.
+            draft_logits: Not used; part of the runner's interface.
+        """
+        num_reqs = input_batch.num_reqs
+        device = hidden_states.device
+        # Fresh tensors: the runner copies outputs while the next step runs, and on
+        # CPU such a copy may alias (vllm#59828).
+        sampled = torch.zeros(
+            num_reqs, self.states.canvas_length, dtype=torch.int32, device=device
+        )
+        num_sampled = torch.zeros(num_reqs, dtype=torch.int32, device=device)
+        self._start_first_canvases(input_batch)
+        logprobs = None
+        if input_batch.num_draft_tokens > 0:
+            batch = CanvasBatch.of_input(input_batch, self.states.canvas_length)
+            temperature = self._temperature(batch.row_slots)
+            finished = self._denoise(
+                hidden_states, batch, temperature, sampled, num_sampled
+            )
+            logprobs = self.logprobs.collect(
+                hidden_states, batch, temperature, finished, num_sampled
+            )
+
+        lengths_np = np.stack(
+            [
+                np.diff(input_batch.cu_num_logits_np[: num_reqs + 1]),
+                np.diff(input_batch.query_start_loc_np[: num_reqs + 1]),
+            ]
+        ).astype(np.int32)
+        num_rows, query_lens = async_tensor_h2d(lengths_np, device=device)
+        # A canvas that is not emitted is denoised again at the same positions, so the
+        # runner takes all of it for rejected.
+        denoising = (num_rows > 0) & (num_sampled == 0)
+        return SamplerOutput(
+            sampled_token_ids=sampled,
+            logprobs_tensors=logprobs,
+            num_nans=None,
+            num_sampled=num_sampled,
+            num_rejected=torch.where(denoising, query_lens, num_rows - num_sampled),
+        )
+
+    def _start_first_canvases(self, input_batch: InputBatch) -> None:
+        """Give requests whose prompt is encoded by this step their first canvas.
+
+        A prompt that needs more chunks stays in the encoder phase, hence causal.
+        """
+        num_reqs = input_batch.num_reqs
+        encoded = (
+            input_batch.num_computed_prefill_tokens_np[:num_reqs]
+            + input_batch.num_scheduled_tokens[:num_reqs]
+            >= input_batch.prefill_len_np[:num_reqs]
+        )
+        without_canvas = np.diff(input_batch.cu_num_logits_np[: num_reqs + 1]) == 0
+        slots_np = input_batch.idx_mapping_np[:num_reqs][encoded & without_canvas]
+        if len(slots_np) == 0:
+            return
+        states = self.states
+        slots = async_tensor_h2d(slots_np.astype(np.int64), device=states.canvas.device)
+        canvas = self._random_canvas(slots, states.canvas_index[slots])
+        canvas = torch.where(
+            states.has_seed_canvas[slots, None], states.seed_canvas[slots], canvas
+        )
+        states.canvas[slots] = canvas
+        states.is_encoder_phase[slots] = False
+        self._publish(slots, canvas)
+
+    def _denoise(
+        self,
+        hidden_states: torch.Tensor,
+        batch: CanvasBatch,
+        temperature: torch.Tensor,
+        sampled: torch.Tensor,
+        num_sampled: torch.Tensor,
+    ) -> torch.Tensor:
+        """One denoising step, or the commit that ends a canvas.
+
+        Writes the emitted canvases to ``sampled [reqs, canvas]`` and their lengths to
+        ``num_sampled [reqs]``, and returns which requests finished their canvas in
+        this step, ``[requests]`` bool.
+        """
+        states, slots, valid = self.states, batch.slots, batch.valid
+        step = states.step[slots]
+        counters = RowCounters(
+            seed=states.seed[batch.row_slots],
+            canvas_index=states.canvas_index[batch.row_slots],
+            step=states.step[batch.row_slots],
+            position=batch.positions,
+        )
+        # A request of one step never denoises again.
+        want_soft_embedding = any(
+            states.options[slot].max_steps > 1 for slot in batch.slots_np.tolist()
+        )
+        tokens = self.vocab_step(
+            hidden_states.shape[0],
+            self.scores.of_rows(hidden_states, batch, temperature),
+            counters,
+            want_soft_embedding,
+        )
+
+        argmax = batch.grid(tokens.argmax, 0)
+        entropy = batch.grid(tokens.entropy, torch.inf)
+        noise = counters.token_ids(Purpose.RENOISE, self.vocab_step.shard.vocab_size)
+        denoised = torch.where(
+            accept_mask(entropy, self.schedule.entropy_bound),
+            batch.grid(tokens.sampled, 0),
+            batch.grid(noise, 0),
+        )
+        denoised = torch.where(
+            states.pinned[slots], states.seed_canvas[slots], denoised
+        )
+
+        # The pass in the encoder phase wrote the canvas to the KV cache: it emits the
+        # canvas decided before, and its logits decide nothing.
+        commits = states.is_encoder_phase[slots]
+        stop = self.schedule.stop
+        stable_steps = stop.stable_steps(
+            argmax, states.argmax_canvas[slots], states.stable_steps[slots], step, valid
+        )
+        finished = stop.finished(stable_steps, entropy, valid)
+        finished = (finished | (step + 1 >= states.max_steps[slots])) & ~commits
+        emits = commits | (finished & states.read_only[slots])
+        best = torch.where(commits[:, None], states.argmax_canvas[slots], argmax)
+        sampled[batch.index] = (best * emits[:, None]).to(sampled.dtype)
+        num_sampled[batch.index] = (batch.widths * emits).to(num_sampled.dtype)
+
+        canvas_index = states.canvas_index[slots] + commits
+        canvas = torch.where(finished[:, None], argmax, denoised)
+        canvas = torch.where(
+            commits[:, None], self._random_canvas(slots, canvas_index), canvas
+        )
+        continues = ~commits & ~finished
+        states.canvas[slots] = canvas
+        states.argmax_canvas[slots] = best
+        states.canvas_index[slots] = canvas_index
+        states.step[slots] = (step + 1) * ~commits
+        states.stable_steps[slots] = stable_steps * ~commits
+        states.is_encoder_phase[slots] = finished & ~states.read_only[slots]
+        self._store_soft_embedding(tokens.soft_embedding, batch, continues)
+        self._publish(slots, canvas)
+        return finished
+
+    def _temperature(self, slots: torch.Tensor) -> torch.Tensor:
+        """Temperature of the slots' current denoising step, ``[len(slots)]`` fp32."""
+        schedule = self.schedule
+        return schedule_temperature(
+            self.states.step[slots], schedule.max_steps, schedule.t_min, schedule.t_max
+        )
+
+    def _store_soft_embedding(
+        self,
+        soft_embedding: torch.Tensor | None,
+        batch: CanvasBatch,
+        continues: torch.Tensor,
+    ) -> None:
+        states = self.states
+        if soft_embedding is None:
+            states.soft_embedding[batch.slots] = 0
+            return
+        # A pinned position takes its seed token as input; its own prediction must not
+        # come back through self-conditioning (vllm#57250).
+        keep = continues[:, None] & ~states.pinned[batch.slots] & batch.valid
+        keep_rows = keep.masked_select(batch.valid)[:, None]
+        states.soft_embedding[batch.row_slots, batch.positions] = torch.where(
+            keep_rows, soft_embedding, 0
+        ).to(states.soft_embedding.dtype)
+
+    def _random_canvas(
+        self, slots: torch.Tensor, canvas_index: torch.Tensor
+    ) -> torch.Tensor:
+        """Uniform token ids to start a canvas from, ``[slots, canvas]`` int64."""
+        length = self.states.canvas_length
+        counters = RowCounters(
+            seed=self.states.seed[slots].repeat_interleave(length),
+            canvas_index=canvas_index.repeat_interleave(length),
+            step=torch.zeros(
+                len(slots) * length, dtype=torch.int64, device=slots.device
+            ),
+            position=torch.arange(length, device=slots.device).repeat(len(slots)),
+        )
+        ids = counters.token_ids(Purpose.CANVAS, self.vocab_step.shard.vocab_size)
+        return ids.view(len(slots), length)
+
+    def _publish(self, slots: torch.Tensor, canvas: torch.Tensor) -> None:
+        """Hand the canvases to the runner as the next step's input tokens."""
+        drafts = self.req_states.draft_tokens
+        drafts[slots, : self.states.canvas_length] = canvas.to(drafts.dtype)

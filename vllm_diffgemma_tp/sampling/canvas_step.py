@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""What a denoising step decides about the canvas: accept, renoise, stop.
+
+The rule is transformers' ``EntropyBoundSampler`` (Ben-Hamu et al., arXiv 2505.24857)
+with its ``StableAndConfidentStoppingCriteria``. All inputs are equal on every rank,
+so the decisions are too, without a collective.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+def schedule_temperature(
+    step: torch.Tensor, max_steps: int, t_min: float, t_max: float
+) -> torch.Tensor:
+    """Temperature of the given denoising steps, fp32.
+
+    Linear in the steps that remain: ``t_max`` at step 0, and ``t_min`` would be
+    reached where none remains.
+
+    Args:
+        step: Steps done before, in [0, max_steps), any shape.
+        max_steps: Denoising steps the schedule is laid out for.
+    """
+    remaining = (max_steps - step.float()).clamp_min(1.0)
+    return t_min + (t_max - t_min) * (remaining / max_steps)
+
+
+def accept_mask(entropy: torch.Tensor, entropy_bound: float) -> torch.Tensor:
+    """Positions whose sampled token is kept, ``[requests, canvas]`` bool.
+
+    The k positions of lowest entropy with sum(H_1..H_k) - H_k <= bound, an upper
+    bound on their mutual information; at least one position is always kept.
+
+    Args:
+        entropy: ``[requests, canvas]`` fp32; +inf at positions to leave out.
+        entropy_bound: In nats.
+    """
+    ascending, order = entropy.sort(dim=-1, stable=True)
+    # At positions left out this is inf - inf = NaN, which is never within the bound.
+    kept = ascending.cumsum(-1) - ascending <= entropy_bound
+    return torch.zeros_like(kept).scatter(-1, order, kept)
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """When a canvas is finished.
+
+    Attributes:
+        stability_threshold: Earlier steps whose argmax canvas must equal this one's.
+        confidence_threshold: Mean entropy in nats that must not be reached.
+    """
+
+    stability_threshold: int
+    confidence_threshold: float
+
+    def stable_steps(
+        self,
+        argmax: torch.Tensor,
+        previous: torch.Tensor,
+        before: torch.Tensor,
+        step: torch.Tensor,
+        valid: torch.Tensor,
+    ) -> torch.Tensor:
+        """Consecutive steps that repeated the argmax canvas, this one included.
+
+        Args:
+            argmax, previous: This step's and the last one's, ``[requests, canvas]``.
+            before: The count after the last step, ``[requests]``.
+            step: Steps done before this one; at 0 there is no last one.
+            valid: Positions that belong to the canvas, ``[requests, canvas]`` bool.
+        """
+        repeated = ((argmax == previous) | ~valid).all(dim=-1) & (step > 0)
+        return torch.where(repeated, before + 1, torch.zeros_like(before))
+
+    def finished(
+        self, stable_steps: torch.Tensor, entropy: torch.Tensor, valid: torch.Tensor
+    ) -> torch.Tensor:
+        """Canvases both stable and confident, ``[requests]`` bool."""
+        total = torch.where(valid, entropy, 0.0).sum(-1)
+        confident = total / valid.sum(-1) < self.confidence_threshold
+        return (stable_steps >= self.stability_threshold) & confident

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""Which rows of the vocabulary this rank owns, and the group it reduces over.
+
+The embedding table ``W [vocab, hidden]`` is sharded by rows. vLLM pads the
+vocabulary so that every rank stores equally many rows; padding rows (and the rows
+of added vocabulary behind them) hold no token of the model:
+
+    V = 200, padded to 256, T = 4, 64 rows per rank
+    rank 0  [0, 64)     64 true rows
+    rank 1  [64, 128)   64 true rows
+    rank 2  [128, 192)  64 true rows
+    rank 3  [192, 200)   8 true rows, 56 rows of padding
+
+Only the embedding's own ``shard_indices`` know where the true rows end. Arithmetic
+on V and T would put padding rows into the product (rank 3 above) or, for a
+vocabulary that T divides, cut at the wrong ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from vllm.distributed.parallel_state import GroupCoordinator
+    from vllm.model_executor.layers.vocab_parallel_embedding import (
+        VocabParallelEmbedding,
+    )
+
+
+@dataclass(frozen=True)
+class VocabShard:
+    """The half-open range of global token ids ``[start, end)`` one rank owns.
+
+    Attributes:
+        start: First owned token id.
+        end: One past the last owned token id; equal to ``start`` on a rank that
+            owns nothing.
+        rows_per_rank: Rows every rank stores for the original vocabulary, padding
+            included; the same number on all ranks.
+        vocab_size: Size of the original vocabulary, without padding or added ids.
+        rank: This rank's index in the tensor-parallel group.
+        tp_size: Number of ranks T.
+    """
+
+    start: int
+    end: int
+    rows_per_rank: int
+    vocab_size: int
+    rank: int
+    tp_size: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.tp_size:
+            raise ValueError(f"rank {self.rank} is not in [0, {self.tp_size})")
+        if not 0 <= self.start <= self.end <= self.vocab_size:
+            raise ValueError(
+                f"shard [{self.start}, {self.end}) does not lie in a vocabulary "
+                f"of {self.vocab_size}"
+            )
+        if self.num_rows > self.rows_per_rank:
+            raise ValueError(
+                f"shard [{self.start}, {self.end}) is larger than the "
+                f"{self.rows_per_rank} rows a rank stores"
+            )
+
+    @property
+    def num_rows(self) -> int:
+        """True rows of the local shard; rows behind them are padding."""
+        return self.end - self.start
+
+    @classmethod
+    def from_embedding(cls, embedding: VocabParallelEmbedding) -> VocabShard:
+        """Read the shard off the embedding's own metadata.
+
+        Raises:
+            ValueError: If the metadata contradict each other.
+        """
+        indices = embedding.shard_indices
+        return cls(
+            start=indices.org_vocab_start_index,
+            end=indices.org_vocab_end_index,
+            rows_per_rank=indices.padded_org_vocab_end_index
+            - indices.padded_org_vocab_start_index,
+            vocab_size=embedding.org_vocab_size,
+            rank=embedding.tp_rank,
+            tp_size=embedding.tp_size,
+        )
+
+
+@dataclass(frozen=True)
+class ShardCollectives:
+    """The two collectives a denoising step runs, at T > 1 only.
+
+    Attributes:
+        all_reduce: Sum over ranks, same shape and dtype. The argument is not read
+            afterwards: vLLM's CPU communicator reduces in place.
+        all_gather: ``[rows, n]`` to ``[T * rows, n]``, rank 0's rows first.
+    """
+
+    all_reduce: Callable[[torch.Tensor], torch.Tensor]
+    all_gather: Callable[[torch.Tensor], torch.Tensor]
+
+    @classmethod
+    def of_group(cls, group: GroupCoordinator) -> ShardCollectives:
+        """vLLM's custom ops, looked up by group name.
+
+        ``torch.ops.vllm.*`` are functional and take a string, so ``torch.compile``
+        traces them and CUDA graphs replay them; the group's own methods are neither
+        (vllm#46177).
+        """
+        name, size = group.unique_name, group.world_size
+        return cls(
+            all_reduce=lambda t: torch.ops.vllm.all_reduce(t, group_name=name),
+            all_gather=lambda t: torch.ops.vllm.all_gather(t, 0, size, group_name=name),
+        )
