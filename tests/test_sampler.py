@@ -24,13 +24,25 @@ from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives
 
 cpu_engine.arrange()
-from vllm.v1.worker.gpu.sample.states import SamplingStates  # noqa: E402
-
 from vllm_diffgemma_tp.sampler import DenoisingSchedule, DiffusionSampler  # noqa: E402
 from vllm_diffgemma_tp.scores import OwnedScores  # noqa: E402
 
 SLOTS, CANVAS, VOCAB, HIDDEN, MAX_STEPS = 4, 8, 245, 16, 6
 WEIGHT = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(5))
+
+
+class StubSamplingStates:
+    """vLLM's, as far as the scores ask it; the real one needs a worker's memory."""
+
+    def __init__(self) -> None:
+        self.top_k: int | None = None
+
+    def get_top_k_top_p(
+        self, row_slots: torch.Tensor, slots_np: np.ndarray
+    ) -> tuple[torch.Tensor | None, None]:
+        if self.top_k is None:
+            return None, None
+        return torch.full_like(row_slots, self.top_k), None
 
 
 class NoLogprobs:
@@ -61,7 +73,7 @@ class Rig:
         weight = local_weight(WEIGHT, shard)
         states = CanvasStates(SLOTS, CANVAS, HIDDEN, torch.float32, torch.device("cpu"))
         seeds = RequestSeeds(engine_seed=11)
-        sampling_states = SamplingStates(SLOTS, VOCAB)
+        sampling_states = StubSamplingStates()
         for slot, choice in enumerate(options):
             states.add_request(slot, seeds.assign(f"request {slot}", None), 0)
             states.set_options(slot, choice)
@@ -275,8 +287,7 @@ def test_top_k_keeps_the_sample_within_the_k_best(tp_size: int) -> None:
 
     def rank_main(rank: int, collectives: ShardCollectives) -> torch.Tensor:
         rig = Rig.of_rank(collectives, rank, tp_size)
-        rig.sampler.sampling_states.top_k.np[0] = 1
-        rig.sampler.sampling_states.apply_staged_writes()
+        rig.sampler.sampling_states.top_k = 1
         rig.prefill(0)
         rig.step(0)
         # With one id left, entropy is 0: every position is accepted at once.

@@ -19,9 +19,10 @@ def register() -> None:
     Raises:
         RuntimeError: the installed vLLM is outside the supported range.
     """
-    from vllm_diffgemma_tp import compat
+    from vllm_diffgemma_tp import admission, compat
 
     compat.require_supported_vllm()
+    admission.install()
 
     from vllm import ModelRegistry
 

@@ -56,8 +56,8 @@ class DenoisingSchedule:
 class DiffusionSampler:
     """Entropy-bound denoising for the batch of one engine step."""
 
-    # Penalties are refused at admission; the runner reads the counts that back them
-    # and takes None for "none kept".
+    # The runner reads the token counts behind penalties and takes None for "none kept";
+    # penalties are refused at admission.
     penalties_state = SimpleNamespace(output_bin_counts=None)
 
     def __init__(
