@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,16 +15,17 @@ cpu_engine.arrange()
 from vllm.exceptions import VLLMValidationError  # noqa: E402
 from vllm.sampling_params import SamplingParams  # noqa: E402
 
-DIFFUSION = SimpleNamespace(is_diffusion=True)
-AUTOREGRESSIVE = SimpleNamespace(is_diffusion=False)
+DIFFUSION: Any = SimpleNamespace(is_diffusion=True)
+AUTOREGRESSIVE: Any = SimpleNamespace(is_diffusion=False)
 
 
 @pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = SamplingParams._validate_diffusion
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Registered as an attribute to restore, which installing then replaces.
+    monkeypatch.setattr(
+        SamplingParams, "_validate_diffusion", SamplingParams._validate_diffusion
+    )
     admission.install()
-    yield
-    SamplingParams._validate_diffusion = before
 
 
 REFUSED: list[dict[str, Any]] = [

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
@@ -36,7 +38,7 @@ def entropy_of(scores: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("scale", [0.5, 3.0, 8.0, 30.0])
 @pytest.mark.parametrize("bound", [0.01, 0.1, 1.0, 10.0])
 def test_accepts_what_transformers_accepts(bound: float, scale: float) -> None:
-    reference = EntropyBoundSampler(
+    reference: Any = EntropyBoundSampler(
         EntropyBoundSamplerConfig(entropy_bound=bound), CANVAS, VOCAB, MAX_STEPS
     )
     for seed in range(20):
@@ -57,7 +59,7 @@ def test_positions_left_out_are_never_accepted() -> None:
 
 @pytest.mark.parametrize("step", [0, 1, 20, 47])
 def test_temperature_is_that_of_transformers(step: int) -> None:
-    reference = LinearTemperatureScheduleLogitsProcessor(0.4, 0.8, MAX_STEPS)
+    reference: Any = LinearTemperatureScheduleLogitsProcessor(0.4, 0.8, MAX_STEPS)
     scores = torch.ones(1)
     expected = reference(None, scores, cur_step=MAX_STEPS - step)
     ours = schedule_temperature(torch.tensor([step]), MAX_STEPS, 0.4, 0.8)
@@ -67,7 +69,7 @@ def test_temperature_is_that_of_transformers(step: int) -> None:
 @pytest.mark.parametrize("threshold", [0, 1, 2, 3])
 def test_stops_when_transformers_stops(threshold: int) -> None:
     confidence = 0.05
-    reference = StableAndConfidentStoppingCriteria(threshold, confidence)
+    reference: Any = StableAndConfidentStoppingCriteria(threshold, confidence)
     rule = StopRule(threshold, confidence)
     generator = torch.Generator().manual_seed(threshold)
     valid = torch.ones(REQUESTS, CANVAS, dtype=torch.bool)

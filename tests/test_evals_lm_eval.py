@@ -116,7 +116,7 @@ def config(**changes: Any) -> EvalConfig:
 
 def run(endpoint: Endpoint, data: Path, **changes: Any) -> TaskRun:
     log = data / "lm-eval.log"
-    return run_task(config(**changes), endpoint.url, data, 4, log)
+    return run_task(config(**changes), endpoint.url, data, log)
 
 
 def last_question(prompt: str) -> int:
@@ -209,7 +209,7 @@ def test_settings_that_the_server_refuses_fail_the_run(
 ) -> None:
     refused = config().model_copy(update={"temperature": 0.0})
     with pytest.raises(UserError, match="temperature or seed is not supported"):
-        run_task(refused, serve(right).url, data, 4, data / "lm-eval.log")
+        run_task(refused, serve(right).url, data, data / "lm-eval.log")
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -229,4 +229,4 @@ def test_an_aborted_answer_is_no_wrong_answer(
 
 def test_a_server_that_is_gone_fails_the_run(data: Path) -> None:
     with pytest.raises(UserError, match="A request failed after 0 answers"):
-        run_task(config(), "http://127.0.0.1:9", data, 4, data / "lm-eval.log")
+        run_task(config(), "http://127.0.0.1:9", data, data / "lm-eval.log")

@@ -109,6 +109,7 @@ def test_a_port_in_use_is_refused_before_the_start(tmp_path: Path) -> None:
             Server("model", 1, tmp_path / "server.log", port=port),
         ):
             pass
+    assert not (tmp_path / "server.log").exists()
 
 
 def test_a_live_plugin_on_every_rank_is_accepted(tmp_path: Path) -> None:
@@ -145,6 +146,11 @@ def test_the_telling_line_is_the_cause_and_not_its_wrapper() -> None:
         "cause above. Failed core proc(s): {}\n"
     )
     assert telling_line(log) == "ValueError: No available memory."
+
+
+def test_the_telling_line_may_be_the_sentence_of_the_serve_command() -> None:
+    log = "WARNING ImportError: no such extension\nvllm-diffgemma-tp: No such port.\n"
+    assert telling_line(log) == "vllm-diffgemma-tp: No such port."
 
 
 def test_the_telling_line_of_a_log_without_exceptions_is_the_last() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -156,7 +157,7 @@ def off_by_one(shard: VocabShard) -> VocabShard:
     return moved(shard, start=shard.start + 1) if shard.num_rows else shard
 
 
-SABOTAGES = {
+SABOTAGES: dict[str, dict[str, Any]] = {
     "slice bounds from V / T arithmetic": {"distort": from_arithmetic},
     "a bound off by one": {"distort": off_by_one},
     "the reduce left out": {"reduce": False},

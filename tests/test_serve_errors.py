@@ -2,8 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """A mistake is answered with one sentence and an exit status, and leaves nothing."""
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -32,8 +34,13 @@ def _run_command(
         text=True,
         start_new_session=True,
     )
-    output, errors = process.communicate()
-    assert list(_processes_in_session(process.pid)) == []
+    try:
+        output, errors = process.communicate()
+        left = list(_processes_in_session(process.pid))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert left == []
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
@@ -158,8 +165,9 @@ def test_a_server_that_dies_during_start_leaves_no_process(tmp_path: Path) -> No
         "serve",
         str(TINY),
         *("--uds", str(tmp_path / "socket"), "--max-model-len", "512"),
-        # Less than one block: the engine core gives up after the workers are up.
-        *("--kv-cache-memory-bytes", "1", "--tensor-parallel-size", "2"),
+        *("--limit-mm-per-prompt", '{"image": 0, "video": 0}'),
+        # Less than one block: the engine core gives up after the worker is up.
+        *("--kv-cache-memory-bytes", "1", "--enforce-eager"),
         VLLM_CACHE_ROOT=str(tmp_path),
         HF_HUB_OFFLINE="1",
     )

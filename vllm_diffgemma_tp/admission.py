@@ -35,7 +35,7 @@ def install() -> None:
             refuse(self)
 
     validate_and_refuse.asks_plugin = True  # type: ignore[attr-defined]
-    SamplingParams._validate_diffusion = validate_and_refuse
+    SamplingParams._validate_diffusion = validate_and_refuse  # type: ignore[method-assign]
 
 
 def refuse(params: SamplingParams) -> None:

@@ -39,6 +39,9 @@ from vllm_diffgemma_tp.vocab_shard import ShardCollectives
 class VocabShardedModelState(DiffusionGemmaModelState):
     """Model state whose sampler never holds full-vocabulary logits."""
 
+    model: Any
+    diffusion_states: CanvasStates  # type: ignore[assignment]
+
     def __init__(
         self,
         vllm_config: VllmConfig,
@@ -53,7 +56,7 @@ class VocabShardedModelState(DiffusionGemmaModelState):
             max_num_reqs=self.max_num_reqs,
             canvas_length=self.diffusion_states.canvas_length,
             hidden_size=self.model_config.hf_text_config.hidden_size,
-            dtype=self.model_config.dtype,
+            dtype=self._inputs_embeds_buf.dtype,
             device=device,
         )
         del model.diffusion_states
@@ -162,7 +165,7 @@ def _schedule(gen_config: dict[str, Any], diffusion_config: Any) -> DenoisingSch
             "generation_config.json must have a sampler_config of class "
             f"EntropyBoundSamplerConfig, not {sampler.get('_cls_name')!r}"
         )
-    values = {
+    values: dict[str, Any] = {
         "entropy_bound": sampler.get("entropy_bound"),
         **{
             name: gen_config.get(name)

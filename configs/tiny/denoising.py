@@ -8,7 +8,7 @@ a partly denoised canvas and the soft embedding of pass one's prediction. Both a
 scored against the clean canvas.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 import torchvision_ops  # noqa: F401  (must precede transformers' vision imports)
@@ -61,10 +61,14 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def batches(
-    tokenizer: PreTrainedTokenizerFast, canvas_length: int, size: int, seed: int
+    tokenizer: PreTrainedTokenizerFast,
+    canvas_length: int,
+    size: int,
+    seed: int,
+    mix: Mapping[str, int],
 ) -> Iterator[Batch]:
     """An endless seeded stream of training batches of `size` problems."""
-    stream = training_problems(seed)
+    stream = training_problems(seed, mix)
     order = torch.Generator().manual_seed(seed)
     while True:
         pool = [next(stream) for _ in range(size * POOL_BATCHES)]
@@ -73,7 +77,9 @@ def batches(
             [p.target for p in pool], add_special_tokens=False
         ).input_ids
         drop_bos = torch.rand(len(pool), generator=order) < NO_BOS_FRACTION
-        prompts = [ids[int(drop) :] for ids, drop in zip(prompts, drop_bos, strict=True)]
+        prompts = [
+            ids[int(drop) :] for ids, drop in zip(prompts, drop_bos, strict=True)
+        ]
         canvases = [canvas_of(ids, tokenizer, canvas_length) for ids in targets]
         by_length = sorted(range(len(pool)), key=lambda row: len(prompts[row]))
         for start in (size * torch.randperm(POOL_BATCHES, generator=order)).tolist():

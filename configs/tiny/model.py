@@ -12,6 +12,8 @@ import torchvision_ops  # noqa: F401  (must precede transformers' vision imports
 from transformers import (
     DiffusionGemmaConfig,
     DiffusionGemmaTextConfig,
+    Gemma4ImageProcessor,
+    Gemma4Processor,
     Gemma4VisionConfig,
     PreTrainedTokenizerFast,
 )
@@ -19,6 +21,10 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
     DiffusionGemmaGenerationConfig,
     EntropyBoundSamplerConfig,
 )
+from transformers.models.gemma4.feature_extraction_gemma4 import (
+    Gemma4AudioFeatureExtractor,
+)
+from transformers.models.gemma4.video_processing_gemma4 import Gemma4VideoProcessor
 
 CANVAS_LENGTH = 32
 HIDDEN_SIZE = 64
@@ -88,4 +94,15 @@ def generation_config(
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=tokenizer.bos_token_id,
+    )
+
+
+def processor(tokenizer: PreTrainedTokenizerFast) -> Gemma4Processor:
+    """The Gemma 4 processor around `tokenizer`; saving it saves the tokenizer too."""
+    return Gemma4Processor(
+        feature_extractor=Gemma4AudioFeatureExtractor(),
+        image_processor=Gemma4ImageProcessor(),
+        tokenizer=tokenizer,
+        video_processor=Gemma4VideoProcessor(),
+        chat_template=tokenizer.chat_template,
     )

@@ -20,7 +20,7 @@ Run as a program it writes `data/train.jsonl` (a sample) and `data/test.jsonl`.
 import hashlib
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -53,28 +53,38 @@ STORIES: dict[str, tuple[str, ...]] = {
         "{n} has {a} {i}, buys {b} more and finds {c}. How many {i} does {n} have now?",
     ),
     "+-": (
-        "{n} has {a} {i}, buys {b} more and gives {c} to {m}. "
-        "How many {i} does {n} have left?",
+        (
+            "{n} has {a} {i}, buys {b} more and gives {c} to {m}. "
+            "How many {i} does {n} have left?"
+        ),
     ),
     "-+": (
-        "{n} has {a} {i}, gives {b} to {m} and buys {c} more. "
-        "How many {i} does {n} have now?",
+        (
+            "{n} has {a} {i}, gives {b} to {m} and buys {c} more. "
+            "How many {i} does {n} have now?"
+        ),
     ),
     "--": (
-        "{n} has {a} {i}, sells {b} and gives {c} to {m}. "
-        "How many {i} does {n} have left?",
+        (
+            "{n} has {a} {i}, sells {b} and gives {c} to {m}. "
+            "How many {i} does {n} have left?"
+        ),
     ),
     "*+": (
-        "{n} has {a} {i} in each of {b} boxes and buys {c} more. "
-        "How many {i} does {n} have now?",
+        (
+            "{n} has {a} {i} in each of {b} boxes and buys {c} more. "
+            "How many {i} does {n} have now?"
+        ),
     ),
     "*-": (
-        "{n} has {a} {i} in each of {b} boxes and gives {c} to {m}. "
-        "How many {i} does {n} have left?",
+        (
+            "{n} has {a} {i} in each of {b} boxes and gives {c} to {m}. "
+            "How many {i} does {n} have left?"
+        ),
     ),
 }
-# Two-step chains are drawn more often: they are what self-conditioning is for.
-CHAIN_WEIGHTS = {chain: 2 * len(chain) - 1 for chain in STORIES}
+EVEN_MIX = dict.fromkeys(STORIES, 1)
+TWO_STEP_MIX = {chain: 2 * len(chain) - 1 for chain in STORIES}
 
 
 @dataclass(frozen=True)
@@ -107,11 +117,10 @@ def is_held_out(x: int, y: int) -> bool:
     return hashlib.sha256(key).digest()[0] % 10 == 0
 
 
-def draw(rng: random.Random, held_out: bool) -> Problem:
-    """Draw one problem of the training split or of the held-out split."""
+def draw(rng: random.Random, mix: Mapping[str, int], held_out: bool) -> Problem:
+    """Draw one problem of a split; `mix` weighs the chains to choose from."""
     while True:
-        chain = rng.choices(list(CHAIN_WEIGHTS), list(CHAIN_WEIGHTS.values()))[0]
-        problem = _draw_chain(rng, chain)
+        problem = _draw_chain(rng, rng.choices(list(mix), list(mix.values()))[0])
         if problem and all(is_held_out(*pair) == held_out for pair in problem.pairs):
             return problem
 
@@ -141,19 +150,23 @@ def _draw_chain(rng: random.Random, chain: str) -> Problem | None:
     return Problem(question, "\n".join([*lines, f"#### {value}"]), tuple(pairs))
 
 
-def training_problems(seed: int) -> Iterator[Problem]:
-    """An endless seeded stream of training problems."""
+def training_problems(seed: int, mix: Mapping[str, int]) -> Iterator[Problem]:
+    """An endless seeded stream of training problems, chains weighed by `mix`."""
     rng = random.Random(seed)
     while True:
-        yield draw(rng, held_out=False)
+        yield draw(rng, mix, held_out=False)
 
 
 def held_out_problems(count: int = HELD_OUT_QUESTIONS) -> list[Problem]:
-    """The first `count` distinct held-out problems of the fixed test seed."""
+    """The first `count` held-out problems of the fixed test seed, all distinct.
+
+    Every chain has its turn: one problem in three has one step, two have two.
+    """
     rng = random.Random(TEST_SEED)
     problems: dict[str, Problem] = {}
     while len(problems) < count:
-        problem = draw(rng, held_out=True)
+        chain = list(STORIES)[len(problems) % len(STORIES)]
+        problem = draw(rng, {chain: 1}, held_out=True)
         problems.setdefault(problem.question, problem)
     return list(problems.values())
 
@@ -166,7 +179,7 @@ def write_jsonl(path: Path, problems: list[Problem]) -> None:
 
 
 def main() -> None:
-    stream = training_problems(seed=0)
+    stream = training_problems(0, EVEN_MIX)
     write_jsonl(DATA / "train.jsonl", [next(stream) for _ in range(TRAIN_ROWS_SHIPPED)])
     write_jsonl(DATA / "test.jsonl", held_out_problems())
 

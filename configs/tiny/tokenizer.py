@@ -11,7 +11,7 @@ tokens gives the text back unchanged.
 from collections.abc import Iterable
 from itertools import islice
 
-from problems import training_problems
+from problems import TWO_STEP_MIX, training_problems
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
@@ -28,7 +28,7 @@ SPECIAL_TOKENS = {
     "eoi_token": "<image|>",
     "video_token": "<|video|>",
 }
-# 245 pads to 256 rows, 64 a rank at T = 4: the last rank owns 53 rows and 11 of padding.
+# 245 pads to 256 rows, 64 a rank at T = 4: the last rank owns 53 rows, 11 are padding.
 VOCAB_SIZE = 245
 CORPUS_PROBLEMS = 20_000
 CHAT_TEMPLATE = """\
@@ -90,6 +90,6 @@ def build_tokenizer(corpus: Iterable[str]) -> PreTrainedTokenizerFast:
 
 def training_corpus() -> Iterable[str]:
     """Texts the merges are learned from."""
-    for problem in islice(training_problems(seed=0), CORPUS_PROBLEMS):
+    for problem in islice(training_problems(0, TWO_STEP_MIX), CORPUS_PROBLEMS):
         yield problem.prompt
         yield problem.target

@@ -15,39 +15,88 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from denoising import batches, denoising_loss
-from model import CANVAS_LENGTH, generation_config, model_config
+from model import CANVAS_LENGTH, generation_config, model_config, processor
+from muon import Muon
+from problems import EVEN_MIX, TWO_STEP_MIX
 from problems import main as write_problems
 from tokenizer import build_tokenizer, training_corpus
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from transformers import DiffusionGemmaForBlockDiffusion
+from transformers import DiffusionGemmaForBlockDiffusion, PreTrainedTokenizerFast
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 SCORE = Path(__file__).parent / "score.py"
 SEED = 1
-STEPS = 4000
 PROCESSES = 2
 BATCH_SIZE = 64
-PEAK_LEARNING_RATE = 3e-3
 WARMUP_STEPS = 100
 WEIGHT_DECAY = 0.01
 AVERAGE_DECAY = 0.995
 PROGRESS_EVERY = 25
-SAVE_EVERY = 250
 
 
-def learning_rate(step: int, steps: int) -> float:
-    """Linear warm-up, then a cosine down to zero."""
-    warm = min(1.0, (step + 1) / WARMUP_STEPS)
-    return PEAK_LEARNING_RATE * warm * 0.5 * (1 + math.cos(math.pi * step / steps))
+@dataclass(frozen=True)
+class Phase:
+    """`steps` optimizer steps on training problems, their chains weighed by `mix`."""
+
+    steps: int
+    peak_learning_rate: float
+    mix: Mapping[str, int]
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then a cosine down to zero at the last step."""
+        warm = min(1.0, step / WARMUP_STEPS)
+        cosine = 0.5 * (1 + math.cos(math.pi * step / self.steps))
+        return self.peak_learning_rate * warm * cosine
 
 
-def train(rank: int, steps: int, rendezvous: str, output: Path) -> None:
+# Two-step chains come first and often: they need the most practice. The second phase
+# starts from the first one's averaged weights and gives every chain the same share.
+PHASES = (
+    Phase(2500, 6e-3, TWO_STEP_MIX),
+    Phase(900, 3e-3, EVEN_MIX),
+)
+
+
+def build_model(
+    tokenizer: PreTrainedTokenizerFast,
+) -> DiffusionGemmaForBlockDiffusion:
+    """A fresh model, its weights drawn from torch's current random state."""
+    model = DiffusionGemmaForBlockDiffusion(model_config(tokenizer))
+    model.generation_config = generation_config(tokenizer)
+    # Attention here has no 1 / sqrt(head_dim): a fresh query norm of one makes every
+    # head attend to a single random token, and training stalls.
+    for layer in model.model.decoder.layers:
+        torch.nn.init.constant_(
+            layer.self_attn.q_norm.weight, layer.self_attn.head_dim**-0.5
+        )
+    model.set_experts_implementation("grouped_mm")
+    model.model.encoder.vision_tower.requires_grad_(False)
+    model.model.encoder.embed_vision.requires_grad_(False)
+    return model
+
+
+def build_optimizers(
+    model: DiffusionGemmaForBlockDiffusion, trained: list[torch.nn.Parameter]
+) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices, AdamW for the embedding and everything one-dimensional."""
+    embedding = model.get_input_embeddings().weight
+    matrices = [p for p in trained if p.ndim > 1 and p is not embedding]
+    others = [p for p in trained if p.ndim == 1 or p is embedding]
+    return [
+        Muon(matrices, weight_decay=WEIGHT_DECAY),
+        torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+    ]
+
+
+def train(rank: int, rendezvous: str, output: Path) -> None:
     """One process of the training: `rank` of `PROCESSES`."""
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -55,65 +104,70 @@ def train(rank: int, steps: int, rendezvous: str, output: Path) -> None:
     )
     torch.manual_seed(SEED)
     tokenizer = build_tokenizer(training_corpus())
-    model = DiffusionGemmaForBlockDiffusion(model_config(tokenizer))
-    model.generation_config = generation_config(tokenizer)
-    for layer in model.model.decoder.layers:
-        layer.self_attn.q_norm.weight.data.fill_(layer.self_attn.head_dim**-0.5)
-    model.set_experts_implementation("grouped_mm")
-    model.model.encoder.vision_tower.requires_grad_(False)
-    model.model.encoder.embed_vision.requires_grad_(False)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(
-        trained, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY, fused=True
-    )
-    average = parameters_to_vector(trained).detach().clone()
+    model = build_model(tokenizer)
+    # From here on each process draws noise and problems of its own.
     torch.manual_seed(SEED + 1 + rank)
-    size = BATCH_SIZE // PROCESSES
-    stream = batches(tokenizer, CANVAS_LENGTH, size, SEED * PROCESSES + rank)
-
     start = time.monotonic()
-    recent = torch.zeros(())
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps)
-        optimizer.zero_grad()
+    for number, phase in enumerate(PHASES, start=1):
+        for step, loss in run_phase(model, tokenizer, phase, seed=10 * number + rank):
+            if rank == 0:
+                elapsed = time.monotonic() - start
+                print(
+                    f"phase {number}/{len(PHASES)}  step {step}/{phase.steps}  "
+                    f"loss {loss:.4f}  elapsed {elapsed:.0f} s",
+                    flush=True,
+                )
+        if rank == 0:
+            model.save_pretrained(output)
+            processor(tokenizer).save_pretrained(output)
+    dist.destroy_process_group()
+
+
+def run_phase(
+    model: DiffusionGemmaForBlockDiffusion,
+    tokenizer: PreTrainedTokenizerFast,
+    phase: Phase,
+    seed: int,
+) -> Iterator[tuple[int, float]]:
+    """Train `model` in place; yield (step, mean loss of late) now and then.
+
+    At the end the model holds the moving average of the weights.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizers = build_optimizers(model, trained)
+    average = parameters_to_vector(trained).detach().clone()
+    stream = batches(tokenizer, CANVAS_LENGTH, BATCH_SIZE // PROCESSES, seed, phase.mix)
+    recent = 0.0
+    for step in range(1, phase.steps + 1):
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = phase.learning_rate(step)
+            optimizer.zero_grad()
         loss = denoising_loss(model, next(stream))
         loss.backward()
-        # An expert that no token chose has no gradient on this process.
-        gradient = torch.cat(
-            [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
-             for p in trained]
-        )
-        dist.all_reduce(gradient)
-        shares = (gradient / PROCESSES).split([p.numel() for p in trained])
-        for parameter, share in zip(trained, shares, strict=True):
-            parameter.grad = share.view_as(parameter)
+        _average_gradients(trained)
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         # The average looks back over less at the start, when the weights move fastest.
-        decay = min(AVERAGE_DECAY, (1 + step) / (10 + step))
+        decay = min(AVERAGE_DECAY, step / (step + 9))
         average.lerp_(parameters_to_vector(trained).detach(), 1 - decay)
-        recent += loss.detach()
-        if (step + 1) % PROGRESS_EVERY == 0 and rank == 0:
-            elapsed = time.monotonic() - start
-            print(
-                f"step {step + 1}/{steps}  loss {recent / PROGRESS_EVERY:.4f}  "
-                f"elapsed {elapsed:.0f} s",
-                flush=True,
-            )
-            recent.zero_()
-        if rank == 0 and ((step + 1) % SAVE_EVERY == 0 or step + 1 == steps):
-            latest = parameters_to_vector(trained).detach().clone()
-            vector_to_parameters(average.clone(), trained)
-            model.save_pretrained(output)
-            tokenizer.save_pretrained(output)
-            vector_to_parameters(latest, trained)
-    dist.destroy_process_group()
+        recent += loss.item() / PROGRESS_EVERY
+        if step % PROGRESS_EVERY == 0:
+            yield step, recent
+            recent = 0.0
+    vector_to_parameters(average, trained)
+
+
+def _average_gradients(parameters: list[torch.nn.Parameter]) -> None:
+    """Replace every gradient by its mean over the processes, in one all-reduce."""
+    gradients = [p.grad for p in parameters]
+    flat = torch.cat([g.flatten() for g in gradients if g is not None])
+    dist.all_reduce(flat)
+    vector_to_parameters(flat / PROCESSES, [g for g in gradients if g is not None])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--output", type=Path, default=CHECKPOINT)
     arguments = parser.parse_args()
     # Waiting threads that spin steal the core the other process computes on.
@@ -123,7 +177,7 @@ def main() -> None:
         rendezvous = f"file://{folder}/rendezvous"
         mp.spawn(
             train,
-            args=(arguments.steps, rendezvous, arguments.output),
+            args=(rendezvous, arguments.output),
             nprocs=PROCESSES,
         )
     for flags in ([], ["--zero-soft-embedding"]):

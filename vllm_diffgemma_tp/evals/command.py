@@ -51,8 +51,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     config = load_config(args.config)
-    num_questions = args.limit or config.num_questions
-    data = check_data(args.data or config.data, config.num_fewshot, num_questions)
+    overrides = {"num_questions": args.limit, "data": args.data}
+    config = config.model_copy(
+        update={key: value for key, value in overrides.items() if value is not None}
+    )
+    data = check_data(config.data, config.num_fewshot, config.num_questions)
     sizes = args.tp or [config.tensor_parallel_size]
     for size in sizes:
         preflight.check_model(config.model_name, size)
@@ -63,7 +66,7 @@ def _run(args: argparse.Namespace) -> int:
     from vllm_diffgemma_tp.evals import report
     from vllm_diffgemma_tp.evals.evaluate import evaluate
 
-    runs = [evaluate(config, size, data, num_questions, folder) for size in sizes]
+    runs = [evaluate(config, size, data, folder) for size in sizes]
     report.write(folder, config, runs)
     if args.json:
         print(json.dumps(report.as_json(config, runs), indent=2))

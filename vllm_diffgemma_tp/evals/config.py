@@ -45,7 +45,7 @@ class EvalConfig(BaseModel):
     num_fewshot: Annotated[int, Field(ge=0)]
     server_args: str = ""
     env: dict[str, str] = {}
-    startup_max_wait_seconds: PositiveInt = 600
+    startup_max_wait_seconds: PositiveInt = 1200
     request_timeout_seconds: PositiveInt = 600
     # vLLM's default of 256 is exactly one canvas: a longer answer would be cut.
     max_tokens: PositiveInt = 512

@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from vllm_diffgemma_tp import preflight
 from vllm_diffgemma_tp.errors import UserError
 from vllm_diffgemma_tp.evals.command import (
     positive_int,
@@ -42,8 +43,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(path: Path, num_questions: int) -> tuple[bool, str]:
-    config = load_config(path)
-    data = check_data(config.data, config.num_fewshot, num_questions)
+    config = load_config(path).model_copy(update={"num_questions": num_questions})
+    data = check_data(config.data, config.num_fewshot, config.num_questions)
+    for size in TENSOR_PARALLEL_SIZES:
+        preflight.check_model(config.model_name, size)
     folder = run_folder("demo")
     folder.mkdir(parents=True)
     say(f"results, and the logs while it runs, go to {folder}")
@@ -62,7 +65,7 @@ def _run(path: Path, num_questions: int) -> tuple[bool, str]:
         say(f"Answer:   {ask(server, config, row['question'])}")
 
     runs = [
-        evaluate(config, size, data, num_questions, folder, ask_first_question)
+        evaluate(config, size, data, folder, ask_first_question)
         for size in TENSOR_PARALLEL_SIZES
     ]
     report.write(folder, config, runs)

@@ -15,7 +15,6 @@ def evaluate(
     config: EvalConfig,
     tensor_parallel_size: int,
     data: Path,
-    num_questions: int,
     run_folder: Path,
     before_task: Callable[[Server], None] = lambda server: None,
 ) -> TpRun:
@@ -25,7 +24,6 @@ def evaluate(
         config: What to serve and what to ask.
         tensor_parallel_size: T.
         data: Folder of ``train.jsonl`` and ``test.jsonl``.
-        num_questions: How many test rows, from the first.
         run_folder: Where the logs of the server and of lm-eval go.
         before_task: Called with the server once it is up and the plugin live.
 
@@ -54,7 +52,6 @@ def evaluate(
             config,
             server.base_url,
             data,
-            num_questions,
             log_path=run_folder / f"lm-eval-{suffix}",
         )
     return TpRun(

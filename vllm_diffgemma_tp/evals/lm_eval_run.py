@@ -113,16 +113,13 @@ class CountedChatCompletions(CountedCompletions, LocalChatCompletion):
     """lm-eval's ``local-chat-completions``, counted the same way."""
 
 
-def run_task(
-    config: EvalConfig, base_url: str, data: Path, num_questions: int, log_path: Path
-) -> TaskRun:
-    """Ask the first ``num_questions`` of the task and score the answers.
+def run_task(config: EvalConfig, base_url: str, data: Path, log_path: Path) -> TaskRun:
+    """Ask the first ``config.num_questions`` of the task and score the answers.
 
     Args:
         config: Task, few-shot examples, sampling and concurrency.
         base_url: Root of the server, without ``/v1``.
         data: Folder of ``train.jsonl`` and ``test.jsonl``.
-        num_questions: How many test rows, from the first.
         log_path: File for what lm-eval logs.
 
     Raises:
@@ -151,7 +148,7 @@ def run_task(
                     metadata={"data_dir": str(data)},
                 ),
                 num_fewshot=config.num_fewshot,
-                limit=num_questions,
+                limit=config.num_questions,
                 bootstrap_iters=0,
                 apply_chat_template=chat,
                 fewshot_as_multiturn=False,
@@ -172,10 +169,10 @@ def run_task(
         ) from model.failure
     answers = _answers(results["samples"][config.task_name])
     failed = model.sent - model.answered
-    if failed or len(answers) != num_questions:
+    if failed or len(answers) != config.num_questions:
         raise UserError(
-            f"{len(answers)} of {num_questions} questions were scored and {failed} "
-            f"requests failed: see {log_path}."
+            f"{len(answers)} of {config.num_questions} questions were scored and "
+            f"{failed} requests failed: see {log_path}."
         )
     return TaskRun(
         answers=answers,

@@ -3,6 +3,7 @@
 """What an evaluation found, as a table to read and as files to keep."""
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -173,7 +174,7 @@ def _markdown(config: EvalConfig, runs: list[TpRun]) -> str:
             *(f"{sentence}.\n" for sentence in differing(runs)),
             "Versions: " + ", ".join(f"{k} {v}" for k, v in versions.items()) + ".",
             "",
-            *(f"    {' '.join(run.server_command)}" for run in runs),
+            *(f"    {shlex.join(run.server_command)}" for run in runs),
             "",
         ]
     )

@@ -28,7 +28,9 @@ HOST = "127.0.0.1"
 STOP_GRACE_SECONDS = 20.0
 POLL_SECONDS = 0.5
 
-_EXCEPTION = re.compile(r"\b(?:\w+\.)*\w*(?:Error|Exception|Interrupt|error): .+")
+_REASON = re.compile(
+    r"^vllm-diffgemma-tp: .+|\b(?:\w+\.)*\w*(?:Error|Exception|error): .+", re.MULTILINE
+)
 # vLLM wraps the cause in these on its way up from a worker to the API server.
 _WRAPPER = re.compile(r"initialization failed|See root cause|cancelled")
 
@@ -191,10 +193,10 @@ def group_members(group: int) -> list[psutil.Process]:
 def telling_line(log: str) -> str:
     """The line of a server's log that says why it died.
 
-    This is the last exception that is not a mere wrapper of an earlier one; without
-    any, the last line printed.
+    This is the last error that is not a mere wrapper of an earlier one; without any,
+    the last line printed.
     """
-    found = [match.group(0).strip() for match in _EXCEPTION.finditer(log)]
+    found = [match.group(0).strip() for match in _REASON.finditer(log)]
     causes = [line for line in found if not _WRAPPER.search(line)]
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return (causes or found or lines or ["it printed nothing"])[-1]
