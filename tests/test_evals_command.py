@@ -161,7 +161,7 @@ def test_the_demo_fails_when_one_size_misses_the_gate(
     status, line = demo(lambda size: tp_run(size, "1000" if size == weak else "1111"))
     assert status == 1
     assert line.startswith("demo: FAIL accuracy")
-    assert f"FAIL at TP={weak}" in line
+    assert f"0.250 at TP={weak}" in line
 
 
 def test_the_demo_fails_in_one_line_when_the_server_does_not_start(

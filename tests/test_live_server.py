@@ -132,7 +132,7 @@ def test_the_eval_command_scores_a_few_questions_and_leaves_nothing_running(
     results = json.loads((tmp_path / "results.json").read_text())
     # Sixteen questions are too few for the gate itself; it must be reported truly.
     assert status == (0 if results["passed"] else 1)
-    assert f"eval: {results['gate']}" in capsys.readouterr().out
+    assert f"eval: {results['verdict']}" in capsys.readouterr().out
     (run,) = results["runs"]
     assert (run["num_questions"], run["requests_failed"]) == (16, 0)
     assert run["strict-match"]["correct"] >= 8

@@ -77,7 +77,7 @@ def _run(path: Path, num_questions: int) -> tuple[bool, str]:
     )
     return (
         all(run.passes(config) for run in runs),
-        f"accuracy {accuracies}; {report.verdict(config, runs)}",
+        f"accuracy {accuracies} ({report.gate(config)})",
     )
 
 

@@ -78,17 +78,21 @@ def as_text(runs: list[TpRun]) -> str:
     )
 
 
-def verdict(config: EvalConfig, runs: list[TpRun]) -> str:
-    """One sentence: PASS or FAIL, and the gate it was held against."""
-    failed = [run for run in runs if not run.passes(config)]
-    gate = (
+def gate(config: EvalConfig) -> str:
+    """What every T must reach."""
+    return (
         f"{GATE_FILTER} >= {config.accuracy_threshold:g} - {config.tolerance:g}, "
-        f"n = {len(runs[0].task.answers)}"
+        f"n = {config.num_questions}"
     )
+
+
+def verdict(config: EvalConfig, runs: list[TpRun]) -> str:
+    """One sentence: PASS, or FAIL and where, and the gate it was held against."""
+    failed = [run for run in runs if not run.passes(config)]
     if failed:
         where = ", ".join(f"TP={run.tensor_parallel_size}" for run in failed)
-        return f"FAIL at {where} ({gate})"
-    return f"PASS ({gate})"
+        return f"FAIL at {where} ({gate(config)})"
+    return f"PASS ({gate(config)})"
 
 
 def differing(runs: list[TpRun]) -> list[str]:
@@ -112,7 +116,7 @@ def as_json(config: EvalConfig, runs: list[TpRun]) -> dict[str, Any]:
     """Everything but the single answers, for a machine."""
     return {
         "passed": all(run.passes(config) for run in runs),
-        "gate": verdict(config, runs),
+        "verdict": verdict(config, runs),
         "config": config.model_dump(mode="json"),
         "versions": {
             "vllm_diffgemma_tp": runs[0].plugin_version,
