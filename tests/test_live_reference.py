@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import re
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,18 @@ from transformers import AutoTokenizer
 
 from vllm_diffgemma_tp import cpu_engine
 from vllm_diffgemma_tp.evals.server import Server
+from vllm_diffgemma_tp.sampling.counter_rng import Purpose, RowCounters
+from vllm_diffgemma_tp.sampling.request_states import RequestSeeds
 
 CHECKPOINT = Path(__file__).parents[1] / "configs" / "tiny" / "checkpoint"
 QUESTION = "Question: Tom has 12 apples and buys 7 more. How many has he?\nAnswer:"
-# vLLM's default --max-logprobs.
+# vLLM's defaults: --max-logprobs and --seed.
 TOP = 20
+ENGINE_SEED = 0
+# More requests than other tests send to the shared server before.
+MOST_ARRIVALS = 200
+# The schedule's at the first step: t_max of the checkpoint.
+FIRST_TEMPERATURE = 0.8
 
 pytestmark = pytest.mark.live
 
@@ -68,13 +74,17 @@ def read_canvas(
 
 @torch.no_grad()
 def largest_difference(
-    model: Any, prompt: list[int], canvas: list[int], served: list[dict[str, float]]
+    model: Any,
+    prompt: list[int],
+    canvas: list[int],
+    served: list[dict[str, float]],
+    temperature: float = 1.0,
 ) -> float:
     """Between the served logprobs and transformers', over the reported ids."""
     logits = model(
         input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor([canvas])
     ).logits
-    expected = logits[0].log_softmax(-1)
+    expected = (logits[0] / temperature).log_softmax(-1)
     assert len(served) == len(canvas)
     differences = []
     for row, tops in zip(expected, served, strict=True):
@@ -84,12 +94,14 @@ def largest_difference(
     return float(max(differences))
 
 
-def prefix_cache_hits(server: Server) -> float:
-    with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=30) as reply:
-        text = reply.read().decode()
-    found = re.search(r"^vllm:prefix_cache_hits_total\{.*\} (\S+)$", text, re.M)
-    assert found is not None
-    return float(found.group(1))
+def random_canvas(seed: int, canvas_index: int, length: int, vocab: int) -> list[int]:
+    """What the sampler starts a canvas from."""
+    zeros = torch.zeros(length, dtype=torch.int64)
+    counters = RowCounters(
+        zeros + seed, zeros + canvas_index, zeros, torch.arange(length)
+    )
+    ids: list[int] = counters.token_ids(Purpose.CANVAS, vocab).tolist()
+    return ids
 
 
 def test_one_denoising_step_has_the_logits_of_transformers(
@@ -103,27 +115,38 @@ def test_one_denoising_step_has_the_logits_of_transformers(
     assert largest_difference(reference, prompt, canvas, served) < 1e-4
 
 
-def test_committed_canvases_are_cached_as_transformers_encodes_them(
+def test_a_second_canvas_has_the_logits_of_transformers(
     live_tp2: Server, reference: Any
 ) -> None:
-    # A second request with the first one's text as its prompt finds the keys and
-    # values that committing wrote, in vLLM's prefix cache.
+    # Its random start follows from the engine's seed and the order of arrival, and it
+    # reads the keys and values that committing the first canvas wrote.
     prompt = AutoTokenizer.from_pretrained(CHECKPOINT)(QUESTION).input_ids
     length = reference.config.canvas_length
-    generated = complete(
+    vocab = reference.config.text_config.vocab_size
+    choice = complete(
         live_tp2,
         prompt,
-        max_tokens=10 * length,
+        max_tokens=2 * length,
         ignore_eos=True,
-        logprobs=0,
+        logprobs=TOP,
         return_tokens_as_token_ids=True,
-        vllm_xargs={"diffusion_max_steps": 2},
+        vllm_xargs={"diffusion_max_steps": 1},
     )
-    names = generated["logprobs"]["tokens"]
-    assert len(names) == 10 * length
-    longer = prompt + [int(name.removeprefix("token_id:")) for name in names]
-    canvas = [(5 * i + 3) % 200 for i in range(length)]
-    before = prefix_cache_hits(live_tp2)
-    served = read_canvas(live_tp2, longer, canvas)
-    assert prefix_cache_hits(live_tp2) - before > len(prompt)
-    assert largest_difference(reference, longer, canvas, served) < 1e-3
+    names = choice["logprobs"]["tokens"]
+    first = [int(name.removeprefix("token_id:")) for name in names[:length]]
+    seeds = RequestSeeds(ENGINE_SEED)
+    candidates = [seeds.assign(str(arrival), None) for arrival in range(MOST_ARRIVALS)]
+    starts = [random_canvas(seed, 0, length, vocab) for seed in candidates]
+    with torch.no_grad():
+        guesses = reference(
+            input_ids=torch.tensor([prompt] * len(starts)),
+            decoder_input_ids=torch.tensor(starts),
+        ).logits.argmax(-1)
+    (arrival,) = [i for i, guess in enumerate(guesses.tolist()) if guess == first]
+
+    second = random_canvas(candidates[arrival], 1, length, vocab)
+    served = list(choice["logprobs"]["top_logprobs"])[length:]
+    difference = largest_difference(
+        reference, prompt + first, second, served, FIRST_TEMPERATURE
+    )
+    assert difference < 1e-4

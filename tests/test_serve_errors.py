@@ -26,9 +26,11 @@ def _run_command(
     *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command in a session of its own, which must be empty when it ends."""
+    # Without what arranging the engine for another test has left in this process.
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_CPU_")}
     process = subprocess.Popen(
         [sys.executable, "-m", "vllm_diffgemma_tp.cli", *arguments],
-        env=os.environ | environment,
+        env=inherited | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
