@@ -23,8 +23,9 @@ class CanvasBatch:
         widths_np: Their canvas positions in this step, ``[requests]``; fewer than the
             canvas where it was cut at the maximum model length.
         row_slots: Slot of each row, ``[rows]``.
+        row_requests: Request of each row, an index into ``slots``, ``[rows]``.
         positions: Canvas position of each row, ``[rows]``.
-        valid: Which of ``[requests, canvas]`` have a row; rows run along it.
+        valid: Which of ``[requests, canvas]`` have a row.
     """
 
     index: torch.Tensor
@@ -34,6 +35,7 @@ class CanvasBatch:
     widths: torch.Tensor
     widths_np: np.ndarray
     row_slots: torch.Tensor
+    row_requests: torch.Tensor
     positions: torch.Tensor
     valid: torch.Tensor
 
@@ -47,13 +49,14 @@ class CanvasBatch:
         widths_np = rows_np[index_np].astype(np.int64)
         starts_np = np.cumsum(widths_np) - widths_np
         positions_np = np.arange(widths_np.sum()) - np.repeat(starts_np, widths_np)
-        index, slots, widths, row_slots, positions = (
+        index, slots, widths, row_slots, row_requests, positions = (
             async_tensor_h2d(values.astype(np.int64), device=device)
             for values in (
                 index_np,
                 slots_np,
                 widths_np,
                 np.repeat(slots_np, widths_np),
+                np.repeat(np.arange(len(slots_np)), widths_np),
                 positions_np,
             )
         )
@@ -66,6 +69,7 @@ class CanvasBatch:
             widths=widths,
             widths_np=widths_np,
             row_slots=row_slots,
+            row_requests=row_requests,
             positions=positions,
             valid=canvas < widths[:, None],
         )
@@ -73,4 +77,5 @@ class CanvasBatch:
     def grid(self, rows: torch.Tensor, fill: float) -> torch.Tensor:
         """Per-row values ``[rows]`` as ``[requests, canvas]``."""
         grid = torch.full(self.valid.shape, fill, dtype=rows.dtype, device=rows.device)
-        return grid.masked_scatter_(self.valid, rows)
+        grid[self.row_requests, self.positions] = rows
+        return grid

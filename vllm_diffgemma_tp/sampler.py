@@ -258,8 +258,8 @@ class DiffusionSampler:
             return
         # A pinned position takes its seed token as input; its own prediction must not
         # come back through self-conditioning (vllm#57250).
-        keep = continues[:, None] & ~states.pinned[batch.slots] & batch.valid
-        keep_rows = keep.masked_select(batch.valid)[:, None]
+        keep = continues[:, None] & ~states.pinned[batch.slots]
+        keep_rows = keep[batch.row_requests, batch.positions][:, None]
         states.soft_embedding[batch.row_slots, batch.positions] = torch.where(
             keep_rows, soft_embedding, 0
         ).to(states.soft_embedding.dtype)

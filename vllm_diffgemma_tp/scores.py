@@ -89,7 +89,7 @@ class OwnedScores:
     def _excluded(self, batch: CanvasBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Which set of owned ids is closed to each row, ``[rows]`` and ``[sets, ids]``.
 
-        Set 0 closes nothing; None where no request is confined.
+        None where no request of the batch is confined.
         """
         slots = batch.slots_np.tolist()
         allowed = [self.options[slot].allowed for slot in slots]
@@ -107,7 +107,4 @@ class OwnedScores:
                 sets[row] = True
                 sets[row, torch.tensor(owned, dtype=torch.int64, device=device)] = False
         of_request = torch.tensor([distinct[ids] for ids in allowed], device=device)
-        rows = of_request.repeat_interleave(
-            batch.widths, output_size=len(batch.row_slots)
-        )
-        return rows, sets
+        return of_request[batch.row_requests], sets
