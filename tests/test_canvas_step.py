@@ -16,13 +16,18 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
 )
 
 from vllm_diffgemma_tp.sampling.block_stats import BlockTable, RowStatistics
-from vllm_diffgemma_tp.sampling.canvas_step import (
-    StopRule,
-    accept_mask,
-    schedule_temperature,
-)
+from vllm_diffgemma_tp.sampling.canvas_step import StopRule, accept_mask
+from vllm_diffgemma_tp.sampling.schedule import DenoisingSchedule
 
 REQUESTS, CANVAS, VOCAB, MAX_STEPS = 5, 16, 128, 48
+GENERATION_CONFIG: dict[str, Any] = {
+    "max_denoising_steps": MAX_STEPS,
+    "t_min": 0.4,
+    "t_max": 0.8,
+    "stability_threshold": 1,
+    "confidence_threshold": 0.005,
+    "sampler_config": {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": 0.1},
+}
 
 
 def logits(seed: int, scale: float) -> torch.Tensor:
@@ -62,7 +67,8 @@ def test_temperature_is_that_of_transformers(step: int) -> None:
     reference: Any = LinearTemperatureScheduleLogitsProcessor(0.4, 0.8, MAX_STEPS)
     scores = torch.ones(1)
     expected = reference(None, scores, cur_step=MAX_STEPS - step)
-    ours = schedule_temperature(torch.tensor([step]), MAX_STEPS, 0.4, 0.8)
+    schedule = DenoisingSchedule.from_config(GENERATION_CONFIG, None)
+    ours = schedule.temperature(torch.tensor([step]))
     assert torch.allclose(scores / ours, expected)
 
 
@@ -103,3 +109,25 @@ def test_positions_beyond_a_truncated_canvas_do_not_keep_it_open() -> None:
         argmax, previous, torch.zeros(1, dtype=torch.int64), torch.tensor([1]), valid
     )
     assert rule.finished(count, entropy, valid).item()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"t_min": None}, "lacks t_min"),
+        ({"sampler_config": None}, "EntropyBoundSamplerConfig"),
+        (
+            {"sampler_config": {"_cls_name": "EntropyBound", "entropy_bound": 0}},
+            "must be positive",
+        ),
+    ],
+)
+def test_an_incomplete_generation_config_is_refused(
+    changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        DenoisingSchedule.from_config(GENERATION_CONFIG | changes, None)
+
+
+def test_the_server_may_cap_the_steps_of_the_config() -> None:
+    assert DenoisingSchedule.from_config(GENERATION_CONFIG, 7).max_steps == 7

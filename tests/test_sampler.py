@@ -20,11 +20,12 @@ from vllm_diffgemma_tp.sampling.request_states import (
     CanvasStates,
     RequestSeeds,
 )
+from vllm_diffgemma_tp.sampling.schedule import DenoisingSchedule
 from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives
 
 cpu_engine.arrange()
-from vllm_diffgemma_tp.sampler import DenoisingSchedule, DiffusionSampler  # noqa: E402
+from vllm_diffgemma_tp.sampler import DiffusionSampler  # noqa: E402
 from vllm_diffgemma_tp.scores import OwnedScores  # noqa: E402
 
 SLOTS, CANVAS, VOCAB, HIDDEN, MAX_STEPS = 4, 8, 245, 16, 6

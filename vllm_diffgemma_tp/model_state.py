@@ -23,13 +23,13 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_diffgemma_tp.canvas_batch import CanvasBatch
 from vllm_diffgemma_tp.logprobs import CanvasLogprobs
-from vllm_diffgemma_tp.sampler import DenoisingSchedule, DiffusionSampler
-from vllm_diffgemma_tp.sampling.canvas_step import StopRule
+from vllm_diffgemma_tp.sampler import DiffusionSampler
 from vllm_diffgemma_tp.sampling.request_states import (
     CanvasOptions,
     CanvasStates,
     RequestSeeds,
 )
+from vllm_diffgemma_tp.sampling.schedule import DenoisingSchedule
 from vllm_diffgemma_tp.sampling.tile_plan import tile_rows
 from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
 from vllm_diffgemma_tp.scores import OwnedScores
@@ -42,22 +42,20 @@ class VocabShardedModelState(DiffusionGemmaModelState):
     model: Any
     diffusion_states: CanvasStates  # type: ignore[assignment]
 
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        model: nn.Module,
-        encoder_cache: Any,
-        device: torch.device,
-    ) -> None:
-        super().__init__(vllm_config, model, encoder_cache, device)
-        self.schedule = _schedule(self.gen_config, vllm_config.diffusion_config)
+    def __init__(self, vllm_config: VllmConfig, model: nn.Module, *args: Any) -> None:
+        super().__init__(vllm_config, model, *args)
+        diffusion_config = vllm_config.diffusion_config
+        self.schedule = DenoisingSchedule.from_config(
+            self.gen_config,
+            diffusion_config.max_denoising_steps if diffusion_config else None,
+        )
         # Under the in-tree name, which prepare_attn reads the phases from.
         self.diffusion_states = CanvasStates(
             max_num_reqs=self.max_num_reqs,
             canvas_length=self.diffusion_states.canvas_length,
             hidden_size=self.model_config.hf_text_config.hidden_size,
             dtype=self._inputs_embeds_buf.dtype,
-            device=device,
+            device=self.device,
         )
         del model.diffusion_states
         self.request_seeds = RequestSeeds(vllm_config.model_config.seed)
@@ -151,47 +149,6 @@ class VocabShardedModelState(DiffusionGemmaModelState):
         )
         commits = states.is_encoder_phase[batch.row_slots, None]
         embeds[rows] = torch.where(commits, plain, conditioned)
-
-
-def _schedule(gen_config: dict[str, Any], diffusion_config: Any) -> DenoisingSchedule:
-    """Read the denoising schedule off the model's generation config.
-
-    Raises:
-        ValueError: If the config lacks a value, or asks for another sampler.
-    """
-    sampler = gen_config.get("sampler_config") or {}
-    if "EntropyBound" not in sampler.get("_cls_name", ""):
-        raise ValueError(
-            "generation_config.json must have a sampler_config of class "
-            f"EntropyBoundSamplerConfig, not {sampler.get('_cls_name')!r}"
-        )
-    values: dict[str, Any] = {
-        "entropy_bound": sampler.get("entropy_bound"),
-        **{
-            name: gen_config.get(name)
-            for name in (
-                "t_min",
-                "t_max",
-                "stability_threshold",
-                "confidence_threshold",
-            )
-        },
-    }
-    missing = [name for name, value in values.items() if value is None]
-    if missing:
-        raise ValueError(f"generation_config.json lacks {', '.join(missing)}")
-    if values["entropy_bound"] <= 0:
-        raise ValueError(
-            f"entropy_bound must be positive, not {values['entropy_bound']}"
-        )
-    configured = diffusion_config.max_denoising_steps if diffusion_config else None
-    return DenoisingSchedule(
-        max_steps=configured or gen_config.get("max_denoising_steps", 48),
-        t_min=values["t_min"],
-        t_max=values["t_max"],
-        entropy_bound=values["entropy_bound"],
-        stop=StopRule(values["stability_threshold"], values["confidence_threshold"]),
-    )
 
 
 def _options(params: Any, canvas_length: int, max_steps: int) -> CanvasOptions:

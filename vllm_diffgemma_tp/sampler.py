@@ -11,7 +11,6 @@ and how many, follows from the requests and the configuration alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,34 +22,12 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 from vllm_diffgemma_tp.canvas_batch import CanvasBatch
 from vllm_diffgemma_tp.logprobs import CanvasLogprobs
-from vllm_diffgemma_tp.sampling.canvas_step import (
-    StopRule,
-    accept_mask,
-    schedule_temperature,
-)
+from vllm_diffgemma_tp.sampling.canvas_step import accept_mask
 from vllm_diffgemma_tp.sampling.counter_rng import Purpose, RowCounters
 from vllm_diffgemma_tp.sampling.request_states import CanvasStates
+from vllm_diffgemma_tp.sampling.schedule import DenoisingSchedule
 from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
 from vllm_diffgemma_tp.scores import OwnedScores
-
-
-@dataclass(frozen=True)
-class DenoisingSchedule:
-    """The model's generation config, as far as the sampler goes.
-
-    Attributes:
-        max_steps: Denoising steps the temperature schedule is laid out for.
-        t_min: Temperature the schedule ends at.
-        t_max: Temperature of the first step.
-        entropy_bound: In nats; see ``accept_mask``.
-        stop: When a canvas is finished.
-    """
-
-    max_steps: int
-    t_min: float
-    t_max: float
-    entropy_bound: float
-    stop: StopRule
 
 
 class DiffusionSampler:
@@ -113,7 +90,7 @@ class DiffusionSampler:
         logprobs = None
         if input_batch.num_draft_tokens > 0:
             batch = CanvasBatch.of_input(input_batch, self.states.canvas_length)
-            temperature = self._temperature(batch.row_slots)
+            temperature = self.schedule.temperature(self.states.step[batch.row_slots])
             finished = self._denoise(
                 hidden_states, batch, temperature, sampled, num_sampled
             )
@@ -238,13 +215,6 @@ class DiffusionSampler:
         self._store_soft_embedding(tokens.soft_embedding, batch, continues)
         self._publish(slots, canvas)
         return finished
-
-    def _temperature(self, slots: torch.Tensor) -> torch.Tensor:
-        """Temperature of the slots' current denoising step, ``[len(slots)]`` fp32."""
-        schedule = self.schedule
-        return schedule_temperature(
-            self.states.step[slots], schedule.max_steps, schedule.t_min, schedule.t_max
-        )
 
     def _store_soft_embedding(
         self,

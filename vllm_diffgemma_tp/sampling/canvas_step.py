@@ -14,22 +14,6 @@ from dataclasses import dataclass
 import torch
 
 
-def schedule_temperature(
-    step: torch.Tensor, max_steps: int, t_min: float, t_max: float
-) -> torch.Tensor:
-    """Temperature of the given denoising steps, fp32.
-
-    Linear in the steps that remain: ``t_max`` at step 0, and ``t_min`` would be
-    reached where none remains.
-
-    Args:
-        step: Steps done before, in [0, max_steps), any shape.
-        max_steps: Denoising steps the schedule is laid out for.
-    """
-    remaining = (max_steps - step.float()).clamp_min(1.0)
-    return t_min + (t_max - t_min) * (remaining / max_steps)
-
-
 def accept_mask(entropy: torch.Tensor, entropy_bound: float) -> torch.Tensor:
     """Positions whose sampled token is kept, ``[requests, canvas]`` bool.
 
