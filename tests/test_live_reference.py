@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from completions import complete, token_ids
 from transformers import AutoTokenizer
 
 from vllm_diffgemma_tp import cpu_engine
@@ -39,18 +38,6 @@ def reference() -> Any:
     return DiffusionGemmaForBlockDiffusion.from_pretrained(
         CHECKPOINT, dtype=torch.float32
     ).eval()
-
-
-def complete(server: Server, prompt: list[int], **settings: Any) -> dict[str, Any]:
-    body = {"model": server.model, "prompt": prompt, **settings}
-    request = urllib.request.Request(
-        f"{server.base_url}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=300) as reply:
-        (choice,) = json.load(reply)["choices"]
-    return dict(choice)
 
 
 def read_canvas(
@@ -132,8 +119,7 @@ def test_a_second_canvas_has_the_logits_of_transformers(
         return_tokens_as_token_ids=True,
         vllm_xargs={"diffusion_max_steps": 1},
     )
-    names = choice["logprobs"]["tokens"]
-    first = [int(name.removeprefix("token_id:")) for name in names[:length]]
+    first = token_ids(choice)[:length]
     seeds = RequestSeeds(ENGINE_SEED)
     candidates = [seeds.assign(str(arrival), None) for arrival in range(MOST_ARRIVALS)]
     starts = [random_canvas(seed, 0, length, vocab) for seed in candidates]

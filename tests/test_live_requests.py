@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-import json
 import urllib.error
-import urllib.request
 from typing import Any
 
 import pytest
+from completions import complete, token_ids
 
 from vllm_diffgemma_tp.evals.server import Server
 
@@ -20,27 +19,11 @@ ALLOWED = [20, 60, 130, 200]
 pytestmark = pytest.mark.live
 
 
-def complete(server: Server, **settings: Any) -> dict[str, Any]:
-    body = {"model": server.model, "prompt": PROMPT, "max_tokens": 32, **settings}
-    request = urllib.request.Request(
-        f"{server.base_url}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=300) as reply:
-        (choice,) = json.load(reply)["choices"]
-    return dict(choice)
-
-
-def token_ids(choice: dict[str, Any]) -> list[int]:
-    return [
-        int(name.removeprefix("token_id:")) for name in choice["logprobs"]["tokens"]
-    ]
-
-
 def test_a_confined_read_stays_within_its_ids(live_tp2: Server) -> None:
     choice = complete(
         live_tp2,
+        PROMPT,
+        max_tokens=32,
         logprobs=0,
         logprob_token_ids=ALLOWED,
         return_tokens_as_token_ids=True,
@@ -54,7 +37,13 @@ def test_a_confined_read_stays_within_its_ids(live_tp2: Server) -> None:
 
 def test_filters_and_logprobs_are_served(live_tp2: Server) -> None:
     choice = complete(
-        live_tp2, top_k=5, top_p=0.9, logprobs=3, return_tokens_as_token_ids=True
+        live_tp2,
+        PROMPT,
+        max_tokens=32,
+        top_k=5,
+        top_p=0.9,
+        logprobs=3,
+        return_tokens_as_token_ids=True,
     )
     logprobs = choice["logprobs"]
     for chosen, tops in zip(
@@ -73,15 +62,16 @@ def test_what_is_not_honoured_is_a_400_and_the_server_goes_on(
     live_tp2: Server, settings: dict[str, Any]
 ) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
-        complete(live_tp2, **settings)
+        complete(live_tp2, PROMPT, max_tokens=32, **settings)
     assert refused.value.code == 400
     assert next(iter(settings)) in refused.value.read().decode()
-    assert complete(live_tp2)["text"].strip()
+    assert complete(live_tp2, PROMPT, max_tokens=32)["text"].strip()
 
 
 def test_a_request_gets_no_more_tokens_than_it_asked_for(live_tp2: Server) -> None:
     choice = complete(
         live_tp2,
+        PROMPT,
         max_tokens=5,
         ignore_eos=True,
         logprobs=0,

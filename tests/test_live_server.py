@@ -119,8 +119,8 @@ def test_held_out_questions_are_answered_right(
     answers = [final_number(choice.text) for choice in reply.choices]
     targets = [final_number(row["answer"]) for row in rows]
     right = sum(a == b for a, b in zip(answers, targets, strict=True))
-    # Far below the checkpoint's score, which the eval measures; chance finds none.
-    assert right >= 8
+    # The checkpoint's measured score is above 0.9; chance would find none.
+    assert right >= 12
 
 
 def test_the_eval_command_scores_a_few_questions_and_leaves_nothing_running(
@@ -135,7 +135,7 @@ def test_the_eval_command_scores_a_few_questions_and_leaves_nothing_running(
     assert f"eval: {results['verdict']}" in capsys.readouterr().out
     (run,) = results["runs"]
     assert (run["num_questions"], run["requests_failed"]) == (16, 0)
-    assert run["strict-match"]["correct"] >= 8
+    assert run["strict-match"]["correct"] >= 12
     port = run["server_command"][-1]
     assert not [
         process
