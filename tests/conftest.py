@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The live servers that tests share: starting one takes half a minute or more."""
+"""The live server that tests share, at one T at a time.
+
+Starting a server takes half a minute or more, so tests share one. It also takes the
+machine's cores even while it waits, so no other server and no timed test runs beside
+it: whoever needs another T, or none, gets it stopped first.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,27 +18,57 @@ from vllm_diffgemma_tp.evals.server import Server
 TINY_CONFIG = Path(__file__).parents[1] / "configs" / "gsm8k" / "tiny.yaml"
 
 
+class LiveServers:
+    """At most one server of the tiny checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: Server | None = None
+
+    def at(self, tensor_parallel_size: int) -> Server:
+        """The server at T, started unless it is the one that runs."""
+        running = self._running
+        if running and running.tensor_parallel_size == tensor_parallel_size:
+            return running
+        self.stop()
+        config = load_config(TINY_CONFIG)
+        folder = self._folder / f"tp{tensor_parallel_size}"
+        server = Server(
+            config.model_name,
+            tensor_parallel_size,
+            folder / "server.log",
+            config.server_arguments,
+            env={"VLLM_CACHE_ROOT": str(folder / "vllm-cache")},
+            startup_max_wait_seconds=config.startup_max_wait_seconds,
+        )
+        self._running = server.__enter__()
+        return self._running
+
+    def stop(self) -> None:
+        if self._running is not None:
+            self._running.stop()
+            self._running = None
+
+
 @pytest.fixture(scope="session")
-def live_tp2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The tiny checkpoint at TP = 2, one server for the whole session."""
-    with _serve_tiny(2, tmp_path_factory.mktemp("live_tp2")) as server:
-        yield server
+def live_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServers]:
+    servers = LiveServers(tmp_path_factory.mktemp("live"))
+    yield servers
+    servers.stop()
 
 
-@pytest.fixture(scope="module")
-def live_tp4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The tiny checkpoint at TP = 4, stopped when the module is done with it."""
-    with _serve_tiny(4, tmp_path_factory.mktemp("live_tp4")) as server:
-        yield server
+@pytest.fixture
+def live_tp2(live_servers: LiveServers) -> Server:
+    """The tiny checkpoint at TP = 2."""
+    return live_servers.at(2)
 
 
-def _serve_tiny(tensor_parallel_size: int, folder: Path) -> Server:
-    config = load_config(TINY_CONFIG)
-    return Server(
-        config.model_name,
-        tensor_parallel_size,
-        folder / "server.log",
-        config.server_arguments,
-        env={"VLLM_CACHE_ROOT": str(folder / "vllm-cache")},
-        startup_max_wait_seconds=config.startup_max_wait_seconds,
-    )
+@pytest.fixture
+def no_live_server(live_servers: LiveServers) -> None:
+    """The whole machine: the shared server is stopped."""
+    live_servers.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the live tests last, and together."""
+    items.sort(key=lambda item: item.get_closest_marker("live") is not None)

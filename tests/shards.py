@@ -11,6 +11,11 @@ from typing import TypeVar
 
 import torch
 
+from vllm_diffgemma_tp.sampling.block_stats import block_size_for
+from vllm_diffgemma_tp.sampling.counter_rng import RowCounters
+from vllm_diffgemma_tp.sampling.tile import TorchTile
+from vllm_diffgemma_tp.sampling.tile_plan import TilePlan, Workspace
+from vllm_diffgemma_tp.sampling.vocab_step import TokenRows, VocabStep
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
 
 PADDING = 64
@@ -46,6 +51,57 @@ def local_weight(
     )
     stored[: shard.num_rows] = weight[shard.start : shard.end]
     return stored
+
+
+def one_tile(scores: torch.Tensor, block_size: int) -> TorchTile:
+    """The tile of all given scores, ``[rows, ids]``, at temperature 1."""
+    return TorchTile(
+        scores.clone(),
+        None,
+        torch.ones(len(scores)),
+        block_size,
+        scores == -torch.inf,
+        lambda *shape: (torch.empty(shape), torch.empty(shape)),
+    )
+
+
+def vocab_step(
+    scores: torch.Tensor,
+    weight: torch.Tensor,
+    shard: VocabShard,
+    normalizer: float,
+    collectives: ShardCollectives,
+    counters: RowCounters,
+    tile_rows: int = 7,
+    tile_blocks: int = 1,
+    want_soft_embedding: bool = True,
+) -> TokenRows:
+    """One rank's step over given scores ``[rows, vocab]`` instead of projected ones."""
+    block_size = block_size_for(shard.vocab_size)
+    plan = TilePlan(
+        max_rows=len(scores),
+        hidden_size=weight.shape[1],
+        rows_per_rank=shard.rows_per_rank,
+        rows=tile_rows,
+        ids=tile_blocks * block_size,
+        whole_rows=1,
+    )
+    workspace = Workspace(plan, weight.dtype, weight.device)
+    owned = scores[:, shard.start : shard.end]
+
+    def tiles(rows: slice) -> Callable[[slice], TorchTile]:
+        return lambda ids: TorchTile(
+            owned[rows, ids].to(weight.dtype, copy=True),
+            None,
+            torch.ones(rows.stop - rows.start),
+            block_size,
+            owned[rows, ids] == -torch.inf,
+            workspace.scratch,
+        )
+
+    step = VocabStep(weight, shard, normalizer, collectives, workspace)
+    row_tiles = plan.row_tiles(len(scores), whole=False)
+    return step(row_tiles, tiles, counters, want_soft_embedding)
 
 
 class Ranks:

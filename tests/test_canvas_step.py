@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from shards import one_tile
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
     EntropyBoundSampler,
     EntropyBoundSamplerConfig,
@@ -36,7 +37,8 @@ def logits(seed: int, scale: float) -> torch.Tensor:
 
 
 def entropy_of(scores: torch.Tensor) -> torch.Tensor:
-    table = BlockTable.of_scores(scores.view(-1, VOCAB // 64, 64), first_id=0)
+    tile = one_tile(scores.view(-1, VOCAB), 64)
+    table = BlockTable.of_tiles([tile.statistics])
     return RowStatistics.of_table(table).entropy.view(REQUESTS, CANVAS)
 
 

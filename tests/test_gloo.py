@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 from gloo_ranks import run_ranks
-from shards import local_weight, no_collectives, shards
+from shards import local_weight, no_collectives, shards, vocab_step
 
 from vllm_diffgemma_tp.sampling.counter_rng import RowCounters
-from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
 from vllm_diffgemma_tp.self_conditioning import soft_embedding
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
 
@@ -33,9 +32,8 @@ def row_counters() -> RowCounters:
 
 def step_of(shard: VocabShard, collectives: ShardCollectives) -> tuple[Any, ...]:
     scores, weight = inputs(torch.float32)
-    step = VocabStep(local_weight(weight, shard), shard, GAMMA, collectives, 7)
-    owned = scores[:, shard.start : shard.end]
-    rows = step(ROWS, lambda tile: owned[tile], row_counters(), True)
+    table = local_weight(weight, shard)
+    rows = vocab_step(scores, table, shard, GAMMA, collectives, row_counters())
     return rows.sampled, rows.argmax, rows.entropy, rows.soft_embedding
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import openai
 import psutil
 import pytest
+from conftest import LiveServers
 
 from vllm_diffgemma_tp import cli
 from vllm_diffgemma_tp.evals.server import Server
@@ -23,10 +24,8 @@ pytestmark = pytest.mark.live
 
 # Of the module's scope, so that all tests at TP = 2 come before those at TP = 4.
 @pytest.fixture(scope="module", params=[2, 4], ids=lambda size: f"TP={size}")
-def server(request: pytest.FixtureRequest) -> Server:
-    found = request.getfixturevalue(f"live_tp{request.param}")
-    assert isinstance(found, Server)
-    return found
+def server(request: pytest.FixtureRequest, live_servers: LiveServers) -> Server:
+    return live_servers.at(request.param)
 
 
 @pytest.fixture
@@ -123,6 +122,7 @@ def test_held_out_questions_are_answered_right(
     assert right >= 12
 
 
+@pytest.mark.usefixtures("no_live_server")
 def test_the_eval_command_scores_a_few_questions_and_leaves_nothing_running(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

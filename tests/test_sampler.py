@@ -21,6 +21,7 @@ from vllm_diffgemma_tp.sampling.request_states import (
     RequestSeeds,
 )
 from vllm_diffgemma_tp.sampling.schedule import DenoisingSchedule
+from vllm_diffgemma_tp.sampling.tile_plan import TilePlan, Workspace
 from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives
 
@@ -79,7 +80,16 @@ class Rig:
             states.add_request(slot, seeds.assign(f"request {slot}", None), 0)
             states.set_options(slot, choice)
         drafts = torch.zeros(SLOTS, CANVAS, dtype=torch.int64)
-        true_rows = weight[: shard.num_rows]
+        # Tiles of five rows and one block of ids.
+        plan = TilePlan(
+            max_rows=SLOTS * CANVAS,
+            hidden_size=HIDDEN,
+            rows_per_rank=shard.rows_per_rank,
+            rows=5,
+            ids=64,
+            whole_rows=3,
+        )
+        workspace = Workspace(plan, weight.dtype, weight.device)
         sampler = DiffusionSampler(
             sampling_states=sampling_states,
             req_states=SimpleNamespace(draft_tokens=drafts),
@@ -87,11 +97,13 @@ class Rig:
             schedule=DenoisingSchedule(
                 MAX_STEPS, 0.4, 0.8, 1.0, StopRule(1, confidence_threshold)
             ),
-            vocab_step=VocabStep(weight, shard, 2.0, collectives, tile_rows=5),
+            vocab_step=VocabStep(weight, shard, 2.0, collectives, workspace),
             scores=OwnedScores(
-                lambda hidden: hidden @ true_rows.T,
+                weight,
+                None,
                 shard,
                 collectives,
+                workspace,
                 sampling_states,
                 states.options,
             ),

@@ -7,7 +7,14 @@ from __future__ import annotations
 import pytest
 import torch
 from scipy import stats as scipy_stats
-from shards import Ranks, local_weight, no_collectives, shards
+from shards import (
+    Ranks,
+    local_weight,
+    no_collectives,
+    one_tile,
+    shards,
+    vocab_step,
+)
 
 from vllm_diffgemma_tp.sampling.block_stats import (
     BlockLayout,
@@ -16,7 +23,7 @@ from vllm_diffgemma_tp.sampling.block_stats import (
     block_size_for,
 )
 from vllm_diffgemma_tp.sampling.counter_rng import RowCounters
-from vllm_diffgemma_tp.sampling.vocab_step import TokenRows, VocabStep
+from vllm_diffgemma_tp.sampling.vocab_step import TokenRows
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives
 
 HIDDEN, GAMMA = 16, 3.0
@@ -33,6 +40,7 @@ def run_step(
     tp_size: int,
     row_counters: RowCounters,
     tile_rows: int = 8,
+    tile_blocks: int = 1,
     want_soft_embedding: bool = True,
 ) -> tuple[list[TokenRows], dict[str, int]]:
     """One vocabulary step of ``scores [rows, vocab]`` on T ranks."""
@@ -40,17 +48,16 @@ def run_step(
     group = Ranks(tp_size)
 
     def rank_main(rank: int, collectives: ShardCollectives) -> TokenRows:
-        shard = own[rank]
-        step = VocabStep(
-            weight=local_weight(weight, shard, added_rows=4),
-            shard=shard,
-            normalizer=GAMMA,
-            collectives=collectives if tp_size > 1 else no_collectives(),
-            tile_rows=tile_rows,
-        )
-        owned = scores[:, shard.start : shard.end]
-        return step(
-            len(scores), lambda rows: owned[rows], row_counters, want_soft_embedding
+        return vocab_step(
+            scores,
+            local_weight(weight, own[rank], added_rows=4),
+            own[rank],
+            GAMMA,
+            collectives if tp_size > 1 else no_collectives(),
+            row_counters,
+            tile_rows,
+            tile_blocks,
+            want_soft_embedding,
         )
 
     return group.run(rank_main), group.calls
@@ -118,9 +125,9 @@ def test_tile_size_changes_nothing_and_adds_no_collective(tp_size: int) -> None:
     scores = score_rows("plain", 512)
     weight = torch.randn(512, HIDDEN)
     outcomes = []
-    for tile_rows in (1, 7, 64):
+    for tile_rows, tile_blocks in ((1, 1), (7, 2), (64, 3), (64, 8)):
         results, calls = run_step(
-            scores, weight, tp_size, counters(len(scores)), tile_rows
+            scores, weight, tp_size, counters(len(scores)), tile_rows, tile_blocks
         )
         outcomes.append(results[0])
         once = int(tp_size > 1)
@@ -179,11 +186,11 @@ def test_a_constant_random_number_fails_the_chi_square(
 
 
 def test_a_block_without_mass_is_representable() -> None:
-    blocks = torch.full((1, 2, 4), -torch.inf)
-    blocks[0, 1, 2] = 3.0
-    table = BlockTable.of_scores(blocks, first_id=0)
+    scores = torch.full((1, 8), -torch.inf)
+    scores[0, 6] = 3.0
+    table = BlockTable.of_tiles([one_tile(scores, 4).statistics])
     merged = RowStatistics.of_table(table)
-    assert merged.argmax.item() == 6
+    assert merged.peak.item() == 3.0
     assert merged.entropy.item() == 0.0
     assert table.mass.tolist() == [[0.0, 1.0]]
 

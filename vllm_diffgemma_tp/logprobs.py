@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors
-from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
 
 from vllm_diffgemma_tp.canvas_batch import CanvasBatch
-from vllm_diffgemma_tp.sampling.dense_rows import gather_vocab
+from vllm_diffgemma_tp.sampling.top_logprobs import TopScores
 from vllm_diffgemma_tp.scores import OwnedScores
+
+# Top entries of all ranks that are merged at once, 8 bytes each.
+_MERGED_ENTRIES = 2**22
 
 
 class CanvasLogprobs:
@@ -102,42 +104,60 @@ class CanvasLogprobs:
         slot: int,
         rows: slice,
     ) -> LogprobsTensors:
-        """Logprobs of one canvas, whose rows the slice names."""
+        """Logprobs of one canvas, whose rows the slice names.
+
+        As vLLM's ``compute_topk_scores`` lays them out: the chosen token, then the ids
+        the request named or else the top ones. A row wider than that (a request with
+        named ids and more top logprobs than ids) ends in token 0 at -inf.
+        """
         if self.scores.options[slot].read_only:
             # A read reports the model's own distribution, not the schedule's.
             temperature = torch.ones_like(temperature)
-        owned = self.scores.of_rows(hidden_states, batch, temperature)(rows)
-        full = gather_vocab(
-            owned, self.scores.shard, self.scores.collectives.all_gather
+        scores = self.scores.of_batch(hidden_states, batch, temperature)
+        shard, collectives = self.scores.shard, self.scores.collectives
+        num_given, num_top = self._num_token_ids(slot), max(self._num_logprobs(slot), 0)
+        width = 1 + max(num_given, num_top)
+        num_top = 0 if num_given else num_top
+        given = self.token_ids_state.token_ids.gpu[slot, :num_given].long()
+        # Every rank knows these sizes, so all cut, and gather, alike.
+        merged_rows = _MERGED_ENTRIES // (shard.tp_size * max(num_top, 1))
+        height = max(1, min(self.scores.workspace.plan.whole_rows, merged_rows))
+        parts = []
+        for first in range(rows.start, rows.stop, height):
+            owned = scores.whole(slice(first, min(first + height, rows.stop)))
+            top = TopScores.of(owned, num_top, given, shard, collectives)
+            parts.append(self._columns(top, given))
+        return _widened(_join(parts, None), width)
+
+    def _columns(self, top: TopScores, given: torch.Tensor) -> LogprobsTensors:
+        given_ids = given.expand(len(top.chosen), -1)
+        ids = torch.cat((top.chosen[:, None], given_ids, top.top_ids), dim=1)
+        values = torch.cat(
+            (top.chosen_score[:, None], top.given_scores, top.top_scores), dim=1
         )
-        num_token_ids = self._num_token_ids(slot)
-        return compute_topk_scores(
-            full,
-            max(self._num_logprobs(slot), 0),
-            full.argmax(dim=-1),
-            logprob_token_ids_state=self.token_ids_state if num_token_ids else None,
-            expanded_idx_mapping=torch.full(
-                (len(full),), slot, dtype=torch.int32, device=full.device
-            ),
-            max_per_req_token_ids=num_token_ids,
-            logits_mode=self.logits_mode,
-        )
+        if not self.logits_mode:
+            values = top.logprobs(values)
+        return LogprobsTensors(ids, values, top.chosen_rank)
 
 
-def _join(parts: list[LogprobsTensors], offsets: list[int]) -> LogprobsTensors:
-    """One tensor of all, as wide as the widest; ``offsets`` are the requests' rows.
-
-    Columns a narrow one lacks are token 0 at -inf, which vLLM does not report.
-    """
-    width = max(part.logprobs.shape[1] for part in parts)
-
-    def widened(values: torch.Tensor, fill: float) -> torch.Tensor:
-        missing = width - values.shape[1]
-        return torch.nn.functional.pad(values, (0, missing), value=fill)
-
+def _widened(part: LogprobsTensors, width: int) -> LogprobsTensors:
+    """Columns it lacks are token 0 at -inf, which vLLM does not report."""
+    missing = (0, width - part.logprobs.shape[1])
+    pad = torch.nn.functional.pad
     return LogprobsTensors(
-        torch.cat([widened(part.logprob_token_ids, 0) for part in parts]),
-        torch.cat([widened(part.logprobs, -torch.inf) for part in parts]),
+        pad(part.logprob_token_ids, missing),
+        pad(part.logprobs, missing, value=-torch.inf),
+        part.selected_token_ranks,
+    )
+
+
+def _join(parts: list[LogprobsTensors], offsets: list[int] | None) -> LogprobsTensors:
+    """One tensor of all, as wide as the widest; ``offsets`` are the requests' rows."""
+    width = max(part.logprobs.shape[1] for part in parts)
+    parts = [_widened(part, width) for part in parts]
+    return LogprobsTensors(
+        torch.cat([part.logprob_token_ids for part in parts]),
+        torch.cat([part.logprobs for part in parts]),
         torch.cat([part.selected_token_ranks for part in parts]),
         offsets,
     )

@@ -13,6 +13,9 @@ import torch
 import vllm
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    UnquantizedEmbeddingMethod,
+)
 from vllm.model_executor.models.diffusion_gemma import (
     DiffusionGemmaForConditionalGeneration,
     DiffusionGemmaProcessingInfo,
@@ -46,6 +49,13 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        for table in (self.model.embed_tokens, self.lm_head):
+            if not isinstance(table.quant_method, UnquantizedEmbeddingMethod):
+                raise ValueError(
+                    "The token embedding and the output projection must not be "
+                    "quantized: the denoising step multiplies by their rows. Serve a "
+                    "checkpoint that leaves embed_tokens and lm_head in bf16."
+                )
         self.shard = VocabShard.from_embedding(self.model.embed_tokens)
         logger.info(
             format_live_line(
@@ -67,18 +77,3 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
         logprobs, is refused at admission.
         """
         return hidden_states
-
-    def compute_owned_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Softcapped logits of the token ids this rank owns.
-
-        Args:
-            hidden_states: ``[rows, hidden]``.
-
-        Returns:
-            ``[rows, shard.num_rows]`` fp32. The softcap is applied in fp32, as in
-            transformers.
-        """
-        logits = self.logits_processor(self.lm_head, hidden_states, skip_gather=True)
-        logits = logits[:, : self.shard.num_rows].float()
-        cap = self.final_logit_softcapping
-        return logits if cap is None else torch.tanh(logits / cap) * cap

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.logger import init_logger
 from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaModelState
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -30,10 +31,12 @@ from vllm_diffgemma_tp.sampling.request_states import (
     RequestSeeds,
 )
 from vllm_diffgemma_tp.sampling.schedule import DenoisingSchedule
-from vllm_diffgemma_tp.sampling.tile_plan import tile_rows
+from vllm_diffgemma_tp.sampling.tile_plan import TilePlan, Workspace
 from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
 from vllm_diffgemma_tp.scores import OwnedScores
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives
+
+logger = init_logger("vllm.plugins.vllm_diffgemma_tp.sampler")
 
 
 class VocabShardedModelState(DiffusionGemmaModelState):
@@ -61,14 +64,35 @@ class VocabShardedModelState(DiffusionGemmaModelState):
         self.request_seeds = RequestSeeds(vllm_config.model_config.seed)
 
     def custom_sampler(self, sampler: Any) -> tuple[DiffusionSampler, None]:
-        shard = self.model.shard
+        model, shard = self.model, self.model.shard
+        table = model.model.embed_tokens.weight
+        plan = TilePlan.of(
+            shard,
+            max_rows=min(
+                self.max_num_reqs * self.diffusion_states.canvas_length,
+                self.max_num_tokens,
+            ),
+            hidden_size=table.shape[1],
+        )
+        workspace = Workspace(plan, table.dtype, self.device)
+        logger.info(
+            "Denoising in tiles of %d rows by %d of %d owned ids: %.0f MiB of "
+            "workspace a rank for %d rows a step.",
+            plan.rows,
+            plan.ids,
+            shard.num_rows,
+            workspace.num_bytes / 2**20,
+            plan.max_rows,
+        )
         collectives = ShardCollectives.of_group(get_tp_group())
         scores = OwnedScores(
-            self.model.compute_owned_logits,
-            shard,
-            collectives,
-            sampler.sampling_states,
-            self.diffusion_states.options,
+            head=model.lm_head.weight,
+            softcap=model.final_logit_softcapping,
+            shard=shard,
+            collectives=collectives,
+            workspace=workspace,
+            sampling_states=sampler.sampling_states,
+            options=self.diffusion_states.options,
         )
         sampling = DiffusionSampler(
             sampling_states=sampler.sampling_states,
@@ -76,11 +100,11 @@ class VocabShardedModelState(DiffusionGemmaModelState):
             canvas_states=self.diffusion_states,
             schedule=self.schedule,
             vocab_step=VocabStep(
-                weight=self.model.model.embed_tokens.weight,
+                weight=table,
                 shard=shard,
-                normalizer=self.model.model.normalizer,
+                normalizer=model.model.normalizer,
                 collectives=collectives,
-                tile_rows=tile_rows(shard),
+                workspace=workspace,
             ),
             scores=scores,
             logprobs=CanvasLogprobs(

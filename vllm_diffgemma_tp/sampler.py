@@ -27,7 +27,7 @@ from vllm_diffgemma_tp.sampling.counter_rng import Purpose, RowCounters
 from vllm_diffgemma_tp.sampling.request_states import CanvasStates
 from vllm_diffgemma_tp.sampling.schedule import DenoisingSchedule
 from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
-from vllm_diffgemma_tp.scores import OwnedScores
+from vllm_diffgemma_tp.scores import BatchScores, OwnedScores
 
 
 class DiffusionSampler:
@@ -91,9 +91,8 @@ class DiffusionSampler:
         if input_batch.num_draft_tokens > 0:
             batch = CanvasBatch.of_input(input_batch, self.states.canvas_length)
             temperature = self.schedule.temperature(self.states.step[batch.row_slots])
-            finished = self._denoise(
-                hidden_states, batch, temperature, sampled, num_sampled
-            )
+            scores = self.scores.of_batch(hidden_states, batch, temperature)
+            finished = self._denoise(scores, batch, sampled, num_sampled)
             logprobs = self.logprobs.collect(
                 hidden_states, batch, temperature, finished, num_sampled
             )
@@ -143,9 +142,8 @@ class DiffusionSampler:
 
     def _denoise(
         self,
-        hidden_states: torch.Tensor,
+        scores: BatchScores,
         batch: CanvasBatch,
-        temperature: torch.Tensor,
         sampled: torch.Tensor,
         num_sampled: torch.Tensor,
     ) -> torch.Tensor:
@@ -168,8 +166,8 @@ class DiffusionSampler:
             states.options[slot].max_steps > 1 for slot in batch.slots_np.tolist()
         )
         tokens = self.vocab_step(
-            hidden_states.shape[0],
-            self.scores.of_rows(hidden_states, batch, temperature),
+            scores.row_tiles(),
+            scores.tiles,
             counters,
             want_soft_embedding,
         )

@@ -5,92 +5,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 
 from vllm_diffgemma_tp.canvas_batch import CanvasBatch
-from vllm_diffgemma_tp.sampling.dense_rows import gather_vocab
+from vllm_diffgemma_tp.sampling.block_stats import block_size_for
+from vllm_diffgemma_tp.sampling.filters import excluded_by_filters
 from vllm_diffgemma_tp.sampling.request_states import CanvasOptions
+from vllm_diffgemma_tp.sampling.tile import MIN_TEMPERATURE, Tile, TorchTile, softcapped
+from vllm_diffgemma_tp.sampling.tile_plan import Workspace
+from vllm_diffgemma_tp.sampling.triton_tile import TritonTile
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
 
 
+@dataclass(frozen=True)
 class OwnedScores:
-    """From hidden states to what the softmax is taken of, on this rank's columns."""
+    """From hidden states to what the softmax is taken of, on this rank's columns.
 
-    def __init__(
-        self,
-        owned_logits: Callable[[torch.Tensor], torch.Tensor],
-        shard: VocabShard,
-        collectives: ShardCollectives,
-        sampling_states: Any,
-        options: dict[int, CanvasOptions],
-    ) -> None:
-        """Args:
-        owned_logits: ``[rows, hidden]`` to softcapped logits ``[rows, num_rows]``
-            fp32.
+    Attributes:
+        head: This rank's rows of the output projection, ``[rows_per_rank, hidden]``.
+        softcap: c in c tanh(logits / c), applied in fp32 as in transformers; None
+            for no softcap.
         shard, collectives: Of the tensor-parallel group.
+        workspace: The buffers logits are made in.
         sampling_states: vLLM's, for top-k and top-p.
         options: Of the requests in each slot, for the allowed ids.
-        """
-        self.owned_logits = owned_logits
-        self.shard = shard
-        self.collectives = collectives
-        self.sampling_states = sampling_states
-        self.options = options
+    """
 
-    def of_rows(
+    head: torch.Tensor
+    softcap: float | None
+    shard: VocabShard
+    collectives: ShardCollectives
+    workspace: Workspace
+    sampling_states: Any
+    options: dict[int, CanvasOptions]
+
+    def of_batch(
         self, hidden_states: torch.Tensor, batch: CanvasBatch, temperature: torch.Tensor
-    ) -> Callable[[slice], torch.Tensor]:
-        """The scores of any slice of a batch's rows.
+    ) -> BatchScores:
+        """The scores of a step's rows.
 
         Args:
             hidden_states: ``[rows, hidden]``.
             batch: The requests the rows belong to.
             temperature: ``[rows]`` fp32.
-
-        Returns:
-            A function of a slice of rows that gives ``[slice, num_rows]`` fp32: logits
-            over temperature, -inf where top-k, top-p or the allowed ids of the request
-            leave an id out. With top-k or top-p in the batch every call runs one
-            all-gather.
         """
         top_k, top_p = self.sampling_states.get_top_k_top_p(
             batch.row_slots, batch.slots_np
         )
-        excluded = self._excluded(batch)
+        return BatchScores(
+            self, hidden_states, temperature, top_k, top_p, self._closed_ids(batch)
+        )
 
-        def scores(rows: slice) -> torch.Tensor:
-            logits = self.owned_logits(hidden_states[rows])
-            if top_k is not None or top_p is not None:
-                logits = self._filtered(
-                    logits,
-                    None if top_k is None else top_k[rows],
-                    None if top_p is None else top_p[rows],
-                )
-            if excluded is not None:
-                row_sets, sets = excluded
-                logits = logits.masked_fill(sets[row_sets[rows]], -torch.inf)
-            return logits / temperature[rows, None]
-
-        return scores
-
-    def _filtered(
-        self,
-        logits: torch.Tensor,
-        top_k: torch.Tensor | None,
-        top_p: torch.Tensor | None,
+    def logits(
+        self, hidden_states: torch.Tensor, ids: slice, out: torch.Tensor
     ) -> torch.Tensor:
-        full = gather_vocab(logits, self.shard, self.collectives.all_gather)
-        full = apply_top_k_top_p_pytorch(full, top_k, top_p)
-        return full[:, self.shard.start : self.shard.end]
+        """Logits before the softcap of a slice of owned ids, ``out [rows, ids]``."""
+        return torch.mm(hidden_states, self.head[ids].t(), out=out)
 
-    def _excluded(self, batch: CanvasBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Which set of owned ids is closed to each row, ``[rows]`` and ``[sets, ids]``.
-
-        None where no request of the batch is confined.
-        """
+    def _closed_ids(self, batch: CanvasBatch) -> ClosedIds | None:
+        """Which owned ids are closed to each row; None where no request is confined."""
         slots = batch.slots_np.tolist()
         allowed = [self.options[slot].allowed for slot in slots]
         distinct = {ids: i for i, ids in enumerate(dict.fromkeys(allowed))}
@@ -107,4 +83,109 @@ class OwnedScores:
                 sets[row] = True
                 sets[row, torch.tensor(owned, dtype=torch.int64, device=device)] = False
         of_request = torch.tensor([distinct[ids] for ids in allowed], device=device)
-        return of_request[batch.row_requests], sets
+        return ClosedIds(of_request[batch.row_requests], sets)
+
+
+@dataclass(frozen=True)
+class ClosedIds:
+    """Ids outside what a request is confined to.
+
+    Attributes:
+        set_of_row: ``[rows]``, an index into ``sets``.
+        sets: True for a closed id, ``[sets, num_rows]`` bool.
+    """
+
+    set_of_row: torch.Tensor
+    sets: torch.Tensor
+
+    def mask(self, rows: slice, ids: slice) -> torch.Tensor:
+        return self.sets[self.set_of_row[rows], ids]
+
+
+@dataclass(frozen=True)
+class BatchScores:
+    """Scores of one step: logits over temperature, -inf for ids left out.
+
+    An id is left out by top-k or top-p, or where its request is confined to others.
+    """
+
+    scores: OwnedScores
+    hidden_states: torch.Tensor
+    temperature: torch.Tensor
+    top_k: torch.Tensor | None
+    top_p: torch.Tensor | None
+    closed: ClosedIds | None
+
+    @property
+    def filtered(self) -> bool:
+        """Whether top-k or top-p is in the batch: replicated state."""
+        return self.top_k is not None or self.top_p is not None
+
+    def row_tiles(self) -> list[slice]:
+        """The step's rows in tiles; lower ones where all owned ids must be kept."""
+        plan = self.scores.workspace.plan
+        return plan.row_tiles(len(self.hidden_states), whole=self.filtered)
+
+    def tiles(self, rows: slice) -> Callable[[slice], Tile]:
+        """The source of the tiles of ids of a tile of rows.
+
+        With top-k or top-p in the batch, a call of this method runs the filter's
+        collectives. The tiles themselves run none.
+        """
+        scores, workspace = self.scores, self.scores.workspace
+        hidden, temperature = self.hidden_states[rows], self.temperature[rows]
+        block_size = block_size_for(scores.shard.vocab_size)
+        kept = filtered = None
+        if self.filtered:
+            kept = self._all_logits(rows)
+            filtered = self._filter(softcapped(kept, scores.softcap), rows)
+
+        def tile(ids: slice) -> Tile:
+            out = workspace.logits(len(hidden), ids.stop - ids.start)
+            if kept is None:
+                scores.logits(hidden, ids, out)
+            else:
+                out.copy_(kept[:, ids])
+            mask = self._excluded(filtered, rows, ids)
+            arguments = (out, scores.softcap, temperature, block_size, mask)
+            if out.is_cuda:
+                return TritonTile(*arguments)
+            return TorchTile(*arguments, workspace.scratch)
+
+        return tile
+
+    def whole(self, rows: slice) -> torch.Tensor:
+        """Scores of all owned ids of at most ``plan.whole_rows`` rows.
+
+        With top-k or top-p in the batch, this runs the filter's collectives.
+
+        Returns:
+            ``[rows, shard.num_rows]`` fp32.
+        """
+        x = softcapped(self._all_logits(rows), self.scores.softcap)
+        filtered = self._filter(x, rows) if self.filtered else None
+        excluded = self._excluded(filtered, rows, slice(None))
+        x.div_(self.temperature[rows].clamp_min(MIN_TEMPERATURE)[:, None])
+        return x if excluded is None else x.masked_fill_(excluded, -torch.inf)
+
+    def _all_logits(self, rows: slice) -> torch.Tensor:
+        hidden, owned = self.hidden_states[rows], slice(0, self.scores.shard.num_rows)
+        out = self.scores.workspace.whole(len(hidden), owned.stop)
+        return self.scores.logits(hidden, owned, out)
+
+    def _filter(self, logits: torch.Tensor, rows: slice) -> torch.Tensor:
+        return excluded_by_filters(
+            logits,
+            None if self.top_k is None else self.top_k[rows],
+            None if self.top_p is None else self.top_p[rows],
+            self.scores.shard,
+            self.scores.collectives,
+        )
+
+    def _excluded(
+        self, filtered: torch.Tensor | None, rows: slice, ids: slice
+    ) -> torch.Tensor | None:
+        closed = None if self.closed is None else self.closed.mask(rows, ids)
+        if filtered is None:
+            return closed
+        return filtered[:, ids] if closed is None else filtered[:, ids] | closed

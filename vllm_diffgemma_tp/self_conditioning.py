@@ -105,3 +105,26 @@ def reduce_soft_embedding(
     if shard.tp_size > 1:
         partial = all_reduce(partial)
     return partial.to(dtype) * normalizer
+
+
+def add_product(
+    partial: torch.Tensor, probs: torch.Tensor, table_rows: torch.Tensor
+) -> None:
+    """Add ``probs @ table_rows`` to an fp32 sum, for an operator that runs in tiles.
+
+    The product keeps its fp32 accumulators where a GEMM gives them out. No GEMM of a
+    CPU does for bf16, and widening the table would triple the time: there each
+    product is rounded to the table's dtype. One rounding is what scaling by the
+    normalizer costs the unsharded operator; who tiles scales in fp32 instead.
+
+    Args:
+        partial: The sum, ``[rows, hidden]`` fp32; changed in place.
+        probs: ``[rows, ids]`` in the dtype of the table.
+        table_rows: The table's rows of these ids, ``[ids, hidden]``.
+    """
+    if table_rows.dtype == torch.float32:
+        partial.addmm_(probs, table_rows)
+    elif table_rows.is_cuda:
+        partial.add_(torch.mm(probs, table_rows, out_dtype=torch.float32))
+    else:
+        partial.add_(torch.mm(probs, table_rows))

@@ -27,6 +27,10 @@ HOST = "127.0.0.1"
 #: Seconds the server gets to stop its workers and free its shared memory by itself.
 STOP_GRACE_SECONDS = 20.0
 POLL_SECONDS = 0.5
+#: Seconds an idle connection stays open. vLLM's 5 lose requests: uvloop fires a timer
+#: that fell due while the server was busy before it reads what has arrived meanwhile,
+#: and closes the connection on a request that is already on it.
+KEEP_ALIVE_SECONDS = 3600
 
 _REASON = re.compile(
     r"^vllm-diffgemma-tp: .+|\b(?:\w+\.)*\w*(?:Error|Exception|error): .+", re.MULTILINE
@@ -73,7 +77,12 @@ class Server:
             *("--tensor-parallel-size", str(tensor_parallel_size)),
             *("--host", HOST, "--port", str(self.port)),
         ]
-        self._env = {**os.environ, **_offline_if_local(model), **(env or {})}
+        self._env = {
+            **os.environ,
+            **_offline_if_local(model),
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_SECONDS),
+            **(env or {}),
+        }
         self._startup_max_wait_seconds = startup_max_wait_seconds
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from vllm_diffgemma_tp.sampling.tile import TileStatistics
 from vllm_diffgemma_tp.vocab_shard import VocabShard
 
 # Token ids travel as fp32 beside the statistics; fp32 holds integers to here.
@@ -61,16 +62,6 @@ class BlockLayout:
             num_blocks=-(-shard.vocab_size // size) if aligned else None,
         )
 
-    def split(self, scores: torch.Tensor) -> torch.Tensor:
-        """``[rows, num_rows]`` to ``[rows, blocks_per_rank, block_size]``.
-
-        Ids a block lacks (padding, or an empty shard) score -inf.
-        """
-        missing = self.blocks_per_rank * self.block_size - scores.shape[1]
-        if missing:
-            scores = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)
-        return scores.unflatten(1, (self.blocks_per_rank, self.block_size))
-
 
 @dataclass(frozen=True)
 class BlockTable:
@@ -78,41 +69,42 @@ class BlockTable:
 
     Attributes:
         peak: m_b, the block's maximum; -inf for a block without mass.
-        peak_id: The lowest global token id that attains it.
         mass: Sum of exp(x - m_b); 0 for a block without mass.
         moment: Sum of (x - m_b) exp(x - m_b).
     """
 
     peak: torch.Tensor
-    peak_id: torch.Tensor
     mass: torch.Tensor
     moment: torch.Tensor
 
     @classmethod
-    def of_scores(cls, blocks: torch.Tensor, first_id: int) -> BlockTable:
-        """Measure fp32 scores, ``[rows, blocks, block_size]``, from ``first_id`` on."""
-        peak, offset = blocks.max(dim=-1)
-        shifted = blocks - finite_or_zero(peak)[..., None]
-        weights = shifted.exp()
-        # -inf * 0 is NaN: ids without mass add nothing to the moment.
-        moments = torch.where(weights > 0, shifted * weights, 0.0)
-        starts = torch.arange(blocks.shape[1], device=blocks.device)
+    def of_tiles(cls, tiles: list[TileStatistics]) -> BlockTable:
+        """The table of a rank's whole shard, from its tiles in order."""
         return cls(
-            peak=peak,
-            peak_id=(first_id + starts * blocks.shape[2] + offset).float(),
-            mass=weights.sum(-1),
-            moment=moments.sum(-1),
+            peak=torch.cat([tile.peak for tile in tiles], dim=1),
+            mass=torch.cat([tile.mass for tile in tiles], dim=1),
+            moment=torch.cat([tile.moment for tile in tiles], dim=1),
+        )
+
+    def padded(self, missing: int) -> BlockTable:
+        """With blocks of no mass behind it, for a shard with fewer true ids."""
+
+        def pad(values: torch.Tensor, fill: float) -> torch.Tensor:
+            return torch.nn.functional.pad(values, (0, missing), value=fill)
+
+        return BlockTable(
+            pad(self.peak, -torch.inf), pad(self.mass, 0), pad(self.moment, 0)
         )
 
     def pack(self) -> torch.Tensor:
-        """``[rows, 4 * blocks]`` for the all-gather."""
-        return torch.cat((self.peak, self.peak_id, self.mass, self.moment), dim=1)
+        """``[rows, 3 * blocks]`` for the all-gather."""
+        return torch.cat((self.peak, self.mass, self.moment), dim=1)
 
     @classmethod
     def unpack(cls, packed: torch.Tensor, num_blocks: int | None) -> BlockTable:
-        """Merge what the ranks packed, ``[T, rows, 4 * blocks_per_rank]``."""
+        """Merge what the ranks packed, ``[T, rows, 3 * blocks_per_rank]``."""
         rows = packed.shape[1]
-        fields = packed.unflatten(2, (4, -1)).permute(2, 1, 0, 3).reshape(4, rows, -1)
+        fields = packed.unflatten(2, (3, -1)).permute(2, 1, 0, 3).reshape(3, rows, -1)
         # Sums over a strided dimension are added up in another order; the order must
         # not depend on how many ranks the table came from.
         return cls(*fields[..., :num_blocks].contiguous().unbind(0))
@@ -126,17 +118,15 @@ class RowStatistics:
         peak: Maximum of x, fp32.
         total: Z = sum of exp(x - peak), fp32.
         entropy: log Z - S1 / Z in nats, fp32.
-        argmax: The lowest global token id that attains the maximum, int64.
     """
 
     peak: torch.Tensor
     total: torch.Tensor
     entropy: torch.Tensor
-    argmax: torch.Tensor
 
     @classmethod
     def of_table(cls, table: BlockTable) -> RowStatistics:
-        peak, block = table.peak.max(dim=1)
+        peak = table.peak.amax(dim=1)
         shift = table.peak - finite_or_zero(peak)[:, None]
         scale = shift.exp()
         # In units of the row's maximum: (x - m) = (x - m_b) + (m_b - m).
@@ -147,7 +137,6 @@ class RowStatistics:
             peak=peak,
             total=total,
             entropy=total.log() - moment / total,
-            argmax=table.peak_id.gather(1, block[:, None])[:, 0].long(),
         )
 
 

@@ -2,19 +2,18 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """The vocabulary side of one denoising step, on this rank's shard alone.
 
-Tile of rows by tile of rows: project onto the owned ids, measure the blocks, pick a
-candidate, and multiply the rank-local softmax by the local table. Then two
-collectives, however many tiles there were: one all-gather of block tables and
-candidates (kilobytes a row), one all-reduce of soft embeddings.
+Tile by tile of rows and owned ids: project, measure the blocks, let them race for the
+sample, and multiply their probabilities by the table's rows, as flash attention does
+with a running maximum. Then two collectives, however many tiles there were: one
+all-gather of block tables and candidates (kilobytes a row), one all-reduce of soft
+embeddings.
 
-The soft embedding needs no second pass. With m_r and Z_r the rank's own maximum and
-total, and m and Z the merged ones,
+The table is read once for both products, and the soft embedding needs no second pass:
+with m_r the rank's own maximum, and m and Z the merged maximum and total,
 
-    softmax(x) @ W = sum over r of  Z_r exp(m_r - m) / Z * (softmax_r(x) @ W_r)
+    softmax(x) @ W = sum over r of  exp(m_r - m) / Z * (exp(x_r - m_r) @ W_r)
 
-so a rank multiplies by its own softmax at once, and its share of the probability mass
-scales the result when the merge is known. At T = 1 the share is 1 and the rank-local
-softmax is the softmax.
+so a rank multiplies at once, and scales its sum when the merge is known.
 """
 
 from __future__ import annotations
@@ -31,12 +30,14 @@ from vllm_diffgemma_tp.sampling.block_stats import (
     finite_or_zero,
 )
 from vllm_diffgemma_tp.sampling.counter_rng import RowCounters
-from vllm_diffgemma_tp.sampling.sample import local_candidate, winning_candidate
-from vllm_diffgemma_tp.self_conditioning import (
-    partial_soft_embedding,
-    reduce_soft_embedding,
-)
+from vllm_diffgemma_tp.sampling.sample import BlockRace, winning_id
+from vllm_diffgemma_tp.sampling.tile import Tile
+from vllm_diffgemma_tp.sampling.tile_plan import Workspace
+from vllm_diffgemma_tp.self_conditioning import add_product
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
+
+#: The tile of a slice of the owned ids, for one tile of rows.
+TilesOfRows = Callable[[slice], Tile]
 
 
 @dataclass(frozen=True)
@@ -65,84 +66,111 @@ class VocabStep:
         shard: The token ids this rank owns.
         normalizer: gamma, the model's embedding scale.
         collectives: The tensor-parallel group's; not called at T = 1.
-        tile_rows: Rows whose logits exist at once. From the configuration alone, so
-            that every rank tiles alike.
+        workspace: The buffers and the plan of the tiles.
     """
 
     weight: torch.Tensor
     shard: VocabShard
     normalizer: torch.Tensor | float
     collectives: ShardCollectives
-    tile_rows: int
+    workspace: Workspace
 
     def __call__(
         self,
-        num_rows: int,
-        owned_scores: Callable[[slice], torch.Tensor],
+        row_tiles: list[slice],
+        tiles: Callable[[slice], TilesOfRows],
         counters: RowCounters,
         want_soft_embedding: bool,
     ) -> TokenRows:
         """Run one step.
 
         Args:
-            num_rows: Canvas positions in the step, at least 1.
-            owned_scores: Given a slice of rows, x = softcapped logits / temperature of
-                the owned ids, ``[tile, shard.num_rows]`` fp32; -inf where an id is
-                not allowed.
+            row_tiles: The canvas positions of the step, at least one, in tiles.
+            tiles: Given a tile of rows, the source of its tiles of ids.
             counters: The random counters of the rows.
             want_soft_embedding: Whether any row denoises again. Replicated state, as
                 it decides whether the all-reduce runs.
         """
-        layout = BlockLayout.of_shard(self.shard)
-        packed, partials = [], []
-        for first in range(0, num_rows, self.tile_rows):
-            rows = slice(first, min(first + self.tile_rows, num_rows))
-            blocks = layout.split(owned_scores(rows))
-            table = BlockTable.of_scores(blocks, self.shard.start)
-            candidate = local_candidate(
-                blocks, table, layout, self.shard.start, counters[rows]
-            )
-            packed.append(torch.cat((table.pack(), candidate), dim=1))
-            if want_soft_embedding:
-                partials.append(self._partial(blocks, RowStatistics.of_table(table)))
-
-        local = torch.cat(packed)
+        local = torch.cat(
+            [
+                self._walk(
+                    tiles(rows),
+                    counters[rows],
+                    self.workspace.partial[rows] if want_soft_embedding else None,
+                )
+                for rows in row_tiles
+            ]
+        )
         gathered = (
             local if self.shard.tp_size == 1 else self.collectives.all_gather(local)
         )
         gathered = gathered.view(self.shard.tp_size, *local.shape)
+        peaks, argmaxes, scores, candidates = gathered[..., :4].unbind(-1)
+        layout = BlockLayout.of_shard(self.shard)
         merged = RowStatistics.of_table(
-            BlockTable.unpack(gathered[..., :-2], layout.num_blocks)
+            BlockTable.unpack(gathered[..., 4:], layout.num_blocks)
         )
         return TokenRows(
-            sampled=winning_candidate(gathered[..., -2:]),
-            argmax=merged.argmax,
+            sampled=winning_id(scores, candidates),
+            argmax=winning_id(peaks, argmaxes),
             entropy=merged.entropy,
-            soft_embedding=self._reduce(torch.cat(partials), local[:, :-2], merged)
+            soft_embedding=self._reduce(local[:, 0], merged)
             if want_soft_embedding
             else None,
         )
 
-    def _partial(self, blocks: torch.Tensor, stats: RowStatistics) -> torch.Tensor:
-        """The rank-local softmax times the local table, ``[tile, hidden]``."""
-        scores = blocks.flatten(1)[:, : self.shard.num_rows]
-        # A rank without mass (empty shard, or only -inf) contributes zeros, not NaN.
-        scale = torch.where(stats.total > 0, 1 / stats.total, 0.0)
-        probs = (scores - finite_or_zero(stats.peak)[:, None]).exp() * scale[:, None]
-        return partial_soft_embedding(probs, self.weight, self.shard)
-
-    def _reduce(
-        self, partial: torch.Tensor, local: torch.Tensor, merged: RowStatistics
+    def _walk(
+        self,
+        tile_of: TilesOfRows,
+        counters: RowCounters,
+        partial: torch.Tensor | None,
     ) -> torch.Tensor:
+        """Walk this rank's ids for one tile of rows.
+
+        Args:
+            tile_of: The tiles of the rows.
+            counters: Of the rows.
+            partial: ``[tile, hidden]`` fp32, for the sum of exp(x - peak) @ W; None if
+                not wanted.
+
+        Returns:
+            ``[tile, 4 + 3 * blocks_per_rank]`` fp32: the rank's peak and its id, the
+            race score and its id, and the block table.
+        """
+        layout = BlockLayout.of_shard(self.shard)
+        race = BlockRace(layout, self.shard.start, counters)
+        peak = torch.full_like(counters.seed, -torch.inf, dtype=torch.float32)
+        argmax = torch.full_like(peak, float(self.shard.start))
+        statistics = []
+        if partial is not None:
+            partial.zero_()
+        for ids in self.workspace.plan.id_tiles(self.shard.num_rows):
+            tile = tile_of(ids)
+            stats = tile.statistics
+            statistics.append(stats)
+            first_id = self.shard.start + ids.start
+            race.enter(tile, ids.start // layout.block_size, first_id)
+
+            tile_peak, block = stats.peak.max(dim=1)
+            offset = stats.offset.gather(1, block[:, None])[:, 0]
+            tile_argmax = (first_id + block * layout.block_size + offset).float()
+            argmax = torch.where(tile_peak > peak, tile_argmax, argmax)
+            before, peak = peak, torch.maximum(peak, tile_peak)
+            if partial is not None:
+                reference = finite_or_zero(peak)
+                partial.mul_((before - reference).exp()[:, None])
+                add_product(partial, tile.probs(reference), self.weight[ids])
+        table = BlockTable.of_tiles(statistics)
+        missing = layout.blocks_per_rank - table.peak.shape[1]
+        score, candidate = race.finish()
+        summary = torch.stack((peak, argmax, score, candidate), dim=1)
+        return torch.cat((summary, table.padded(missing).pack()), dim=1)
+
+    def _reduce(self, own_peak: torch.Tensor, merged: RowStatistics) -> torch.Tensor:
+        """Scale the rank's sum to the merged softmax, and add the ranks' up."""
+        partial = self.workspace.partial[: len(own_peak)]
+        share = (own_peak - finite_or_zero(merged.peak)).exp() / merged.total
+        partial.mul_((share * self.normalizer)[:, None])
         if self.shard.tp_size > 1:
-            own = RowStatistics.of_table(BlockTable.unpack(local[None], None))
-            shift = finite_or_zero(own.peak) - finite_or_zero(merged.peak)
-            share = own.total * shift.exp() / merged.total
-            partial = partial * share[:, None]
-        return reduce_soft_embedding(
-            partial,
-            self.weight.dtype,
-            self.shard,
-            self.normalizer,
-            self.collectives.all_reduce,
-        )
+            partial = self.collectives.all_reduce(partial)
+        return partial.to(self.weight.dtype)
