@@ -128,11 +128,21 @@ def test_a_second_canvas_has_the_logits_of_transformers(
             input_ids=torch.tensor([prompt] * len(starts)),
             decoder_input_ids=torch.tensor(starts),
         ).logits.argmax(-1)
-    (arrival,) = [i for i, guess in enumerate(guesses.tolist()) if guess == first]
-
-    second = random_canvas(candidates[arrival], 1, length, vocab)
+    # Several starts may lead to the same guess; only one is the request's own.
+    possible = [
+        seed
+        for seed, guess in zip(candidates, guesses.tolist(), strict=True)
+        if guess == first
+    ]
     served = list(choice["logprobs"]["top_logprobs"])[length:]
-    difference = largest_difference(
-        reference, prompt + first, second, served, FIRST_TEMPERATURE
-    )
-    assert difference < 1e-4
+    differences = [
+        largest_difference(
+            reference,
+            prompt + first,
+            random_canvas(seed, 1, length, vocab),
+            served,
+            FIRST_TEMPERATURE,
+        )
+        for seed in possible
+    ]
+    assert min(differences) < 1e-4

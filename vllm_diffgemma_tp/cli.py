@@ -19,6 +19,7 @@ from vllm_diffgemma_tp.errors import UserError
 _COMMANDS = {
     "eval": ("vllm_diffgemma_tp.evals.command", "run GSM8K through lm-eval"),
     "demo": ("vllm_diffgemma_tp.evals.demo", "serve and evaluate the tiny checkpoint"),
+    "bench": ("vllm_diffgemma_tp.bench.command", "measure one sampler step"),
     "doctor": ("vllm_diffgemma_tp.doctor", "say what is installed and what is wrong"),
 }
 
