@@ -57,6 +57,9 @@ def on_each_rank() -> dict[str, Any]:
         args = (probs, local_weight(weight, shard), shard, GAMMA)
         eager = soft_embedding(*args, collectives.all_reduce)
         found[str(dtype)] = eager.float().numpy()
+    # Compiling takes a while, and one number of ranks shows it.
+    if group.world_size > 2:
+        return found
 
     graphs = []
 
@@ -109,6 +112,7 @@ def test_the_vocabulary_step_picks_the_ids_of_one_rank(ranks: list[Any]) -> None
     assert torch.allclose(ours[3], soft, atol=1e-5)
 
 
+@pytest.mark.parametrize("ranks", [2], indirect=True)
 def test_compiles_to_one_graph_with_one_all_reduce(ranks: list[Any]) -> None:
     for found in ranks:
         (graph,) = found["graphs"]

@@ -19,7 +19,7 @@ from vllm_diffgemma_tp.vocab_shard import VocabShard
 
 # The budget of a tile's buffers. Larger tiles do not make the matrix products faster,
 # and on a CPU they leave the cache.
-TILE_BYTES = 32 * 2**20
+TILE_BYTES = 16 * 2**20
 _MAX_TILE_ROWS = 256
 # The budget where all owned ids of some rows are kept.
 WHOLE_BYTES = 128 * 2**20
