@@ -33,6 +33,7 @@ REFUSED: list[dict[str, Any]] = [
     {"frequency_penalty": 0.5},
     {"presence_penalty": -0.5},
     {"prompt_logprobs": 1},
+    {"seed": 2**63},
 ]
 
 
@@ -45,8 +46,9 @@ def test_what_is_not_honoured_is_refused_by_name(settings: dict[str, Any]) -> No
 
 
 def test_plain_requests_pass() -> None:
-    params = SamplingParams(temperature=1.0, top_k=5, top_p=0.9, logprobs=3)
+    params = SamplingParams(temperature=1.0, top_k=5, top_p=0.9, logprobs=3, seed=-7)
     params._validate_diffusion(DIFFUSION)
+    assert params.seed == -7
 
 
 def test_vllm_keeps_its_own_checks() -> None:

@@ -77,7 +77,6 @@ def test_an_unknown_key_is_refused_by_name(tmp_path: Path) -> None:
     ("key", "value"),
     [
         ("temperature", 0.0),
-        ("seed", 42),
         ("accuracy_threshold", 84),
         ("num_questions", 0),
         ("max_concurrency", 0),

@@ -14,15 +14,18 @@ from shards import Ranks, no_collectives, shards
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_diffgemma_tp import cpu_engine
-from vllm_diffgemma_tp.sampling import filters
-from vllm_diffgemma_tp.sampling.filters import (
-    excluded_by_filters,
+from vllm_diffgemma_tp.sampling import filters, integer_scores
+from vllm_diffgemma_tp.sampling.filters import excluded_by_filters
+from vllm_diffgemma_tp.sampling.integer_scores import (
     key_values,
-    of_all_ranks,
     ordered_keys,
     vocab_peak,
 )
-from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
+from vllm_diffgemma_tp.vocab_shard import (
+    ShardCollectives,
+    VocabShard,
+    of_all_ranks,
+)
 
 cpu_engine.arrange()
 from vllm.v1.sample.ops.topk_topp_sampler import (  # noqa: E402
@@ -287,7 +290,7 @@ def test_ties_dropped_from_the_wrong_rank_are_noticed(
 def test_masses_in_coarse_units_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(filters, "mass_scale", lambda _: 16.0)
+    monkeypatch.setattr(integer_scores, "mass_scale", lambda _: 16.0)
     with pytest.raises(AssertionError):
         test_equals_the_definition_at_any_t("p", 200, "plain")
 

@@ -14,9 +14,8 @@ from shards import Ranks, no_collectives, shards
 
 from vllm_diffgemma_tp import cpu_engine
 from vllm_diffgemma_tp.sampling import top_logprobs
-from vllm_diffgemma_tp.sampling.filters import of_all_ranks
 from vllm_diffgemma_tp.sampling.top_logprobs import TopScores
-from vllm_diffgemma_tp.vocab_shard import ShardCollectives
+from vllm_diffgemma_tp.vocab_shard import ShardCollectives, of_all_ranks
 
 cpu_engine.arrange()
 from vllm.v1.outputs import LogprobsTensors  # noqa: E402

@@ -30,7 +30,12 @@ def install() -> None:
         return
 
     def validate_and_refuse(self: SamplingParams, model_config: Any) -> None:
-        validate(self, model_config)
+        # vLLM's sampler has no seeds and its check refuses them; ours is made of them.
+        seed, self.seed = self.seed, None
+        try:
+            validate(self, model_config)
+        finally:
+            self.seed = seed
         if model_config.is_diffusion:
             refuse(self)
 
@@ -55,6 +60,10 @@ def refuse(params: SamplingParams) -> None:
                 parameter=name,
                 value=value,
             )
+    if params.seed is not None and not -(2**63) <= params.seed < 2**63:
+        raise VLLMValidationError(
+            "seed must fit in 64 bits.", parameter="seed", value=params.seed
+        )
     for name in _PROMPT_LOGPROBS:
         if getattr(params, name, None) is not None:
             raise VLLMValidationError(

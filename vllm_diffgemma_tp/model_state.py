@@ -130,6 +130,7 @@ class VocabShardedModelState(DiffusionGemmaModelState):
             canvas_index=generated // options.width,
         )
         states.set_options(req_index, options)
+        states.request_ids[req_index] = new_req_data.req_id
 
     def prepare_inputs(
         self, input_batch: InputBatch, req_states: RequestState

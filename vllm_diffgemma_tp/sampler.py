@@ -20,6 +20,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
+from vllm_diffgemma_tp import lockstep
 from vllm_diffgemma_tp.canvas_batch import CanvasBatch
 from vllm_diffgemma_tp.logprobs import CanvasLogprobs
 from vllm_diffgemma_tp.sampling.canvas_step import accept_mask
@@ -55,6 +56,7 @@ class DiffusionSampler:
         self.vocab_step = vocab_step
         self.scores = scores
         self.logprobs = logprobs
+        self.checks_lockstep = vocab_step.shard.tp_size > 1 and lockstep.is_enabled()
 
     def add_request(self, slot: int, sampling_params: Any) -> None:
         self.sampling_states.add_request(slot, sampling_params)
@@ -172,12 +174,14 @@ class DiffusionSampler:
             want_soft_embedding,
         )
 
+        # At a temperature of 0 ids that tie share the mass; greedy takes the lowest.
+        drawn = torch.where(scores.temperature > 0, tokens.sampled, tokens.argmax)
         argmax = batch.grid(tokens.argmax, 0)
         entropy = batch.grid(tokens.entropy, torch.inf)
         noise = counters.token_ids(Purpose.RENOISE, self.vocab_step.shard.vocab_size)
         denoised = torch.where(
             accept_mask(entropy, self.schedule.entropy_bound),
-            batch.grid(tokens.sampled, 0),
+            batch.grid(drawn, 0),
             batch.grid(noise, 0),
         )
         denoised = torch.where(
@@ -212,6 +216,9 @@ class DiffusionSampler:
         states.is_encoder_phase[slots] = finished & ~states.read_only[slots]
         self._store_soft_embedding(tokens.soft_embedding, batch, continues)
         self._publish(slots, canvas)
+        if self.checks_lockstep:
+            step_of = self.vocab_step
+            lockstep.check_canvases(states, slots, step_of.shard, step_of.collectives)
         return finished
 
     def _store_soft_embedding(

@@ -118,3 +118,18 @@ class ShardCollectives:
             all_reduce=lambda t: torch.ops.vllm.all_reduce(t, group_name=name),
             all_gather=lambda t: torch.ops.vllm.all_gather(t, 0, size, group_name=name),
         )
+
+
+def of_all_ranks(
+    values: torch.Tensor, shard: VocabShard, collectives: ShardCollectives
+) -> torch.Tensor:
+    """Every rank's ``[rows, n]`` of fp32 or int64, bit for bit: ``[T, rows, n]``.
+
+    It replaces the all-reduce of int64, which vLLM's shared-memory communicator for
+    CPUs lacks: it takes floating-point types only, and at most 32 bits of them. A
+    gather copies bytes, whatever they are called.
+    """
+    if shard.tp_size == 1:
+        return values[None]
+    gathered = collectives.all_gather(values.contiguous().view(torch.float32))
+    return gathered.view(values.dtype).unflatten(0, (shard.tp_size, -1))

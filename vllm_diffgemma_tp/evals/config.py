@@ -50,6 +50,7 @@ class EvalConfig(BaseModel):
     # vLLM's default of 256 is exactly one canvas: a longer answer would be cut.
     max_tokens: PositiveInt = 512
     temperature: float = 1.0
+    #: Of every request; by default each draws one of its own (see the README).
     seed: int | None = None
     use_chat_completions: bool = False
     # vLLM runs DiffusionGemma at max_num_seqs = 8: more would only queue.
@@ -66,14 +67,6 @@ class EvalConfig(BaseModel):
         if temperature != 1.0:
             raise ValueError("vLLM serves DiffusionGemma at temperature 1.0 only")
         return temperature
-
-    @field_validator("seed")
-    @classmethod
-    def _seed_is_null(cls, seed: int | None) -> int | None:
-        # The same check of vLLM answers 400 for any seed in a request.
-        if seed is not None:
-            raise ValueError("vLLM refuses a seed for DiffusionGemma; use null")
-        return seed
 
     @model_validator(mode="after")
     def _answers_fit_the_context(self) -> Self:

@@ -20,7 +20,13 @@ from typing import NamedTuple
 
 import torch
 
-from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
+from vllm_diffgemma_tp.sampling.integer_scores import (
+    fixed_point_masses,
+    key_values,
+    ordered_keys,
+    vocab_peak,
+)
+from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard, of_all_ranks
 
 _DIGIT_BITS = 8
 _DIGITS = 1 << _DIGIT_BITS
@@ -147,69 +153,3 @@ def _select(
         missing=goal - reached.gather(1, chosen + 1),
         tied=by_rank.gather(2, chosen.expand(shard.tp_size, -1, -1)),
     )
-
-
-def ordered_keys(values: torch.Tensor) -> torch.Tensor:
-    """fp32 to int32 of the same order and, but for the zeros, one to one."""
-    # -0.0 equals 0.0 but its bits differ; adding 0.0 turns it into 0.0.
-    bits = (values + 0.0).view(torch.int32)
-    # Bits below the sign rise with the magnitude: reversed for negative numbers.
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-def key_values(keys: torch.Tensor) -> torch.Tensor:
-    """What ``ordered_keys`` made keys of; from int32 or int64 in its range."""
-    bits = keys.int()
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(torch.float32)
-
-
-def fixed_point_masses(
-    scores: torch.Tensor, peak: torch.Tensor, vocab_size: int
-) -> torch.Tensor:
-    """exp(scores - peak) in units that leave room for the sum over a vocabulary.
-
-    fp32's 24 bits are kept from 1 down to 2^-20 at 262,144 ids. What smaller masses
-    lose is less than 2^-27 of the total over the whole vocabulary, while 1 - p comes in
-    steps of 2^-24 or more.
-
-    Args:
-        scores: ``[rows, n]`` fp32, at most ``peak``.
-        peak: The row's maximum over the whole vocabulary, ``[rows, 1]`` fp32.
-        vocab_size: Ids of the whole vocabulary.
-
-    Returns:
-        ``[rows, n]`` int64 in units of 1 / ``mass_scale(vocab_size)``.
-    """
-    weights = (scores - peak).exp_()
-    return weights.mul_(mass_scale(vocab_size)).round_().long()
-
-
-def mass_scale(vocab_size: int) -> float:
-    """The fixed-point number for a mass of 1: a power of two, all ids of it < 2^63."""
-    return 2.0 ** (62 - (vocab_size - 1).bit_length())
-
-
-def vocab_peak(
-    owned: torch.Tensor, shard: VocabShard, collectives: ShardCollectives
-) -> torch.Tensor:
-    """The maximum over all ranks, ``[rows, 1]`` fp32; one all-gather at T > 1."""
-    if shard.num_rows:
-        peak = owned.amax(1, keepdim=True)
-    else:
-        peak = owned.new_full((len(owned), 1), -torch.inf)
-    return of_all_ranks(peak, shard, collectives).amax(0)
-
-
-def of_all_ranks(
-    values: torch.Tensor, shard: VocabShard, collectives: ShardCollectives
-) -> torch.Tensor:
-    """Every rank's ``[rows, n]`` of fp32 or int64, bit for bit: ``[T, rows, n]``.
-
-    It replaces the all-reduce of int64, which vLLM's shared-memory communicator for
-    CPUs lacks: it takes floating-point types only, and at most 32 bits of them. A
-    gather copies bytes, whatever they are called.
-    """
-    if shard.tp_size == 1:
-        return values[None]
-    gathered = collectives.all_gather(values.contiguous().view(torch.float32))
-    return gathered.view(values.dtype).unflatten(0, (shard.tp_size, -1))

@@ -106,6 +106,8 @@ class CanvasStates:
         # for a slot that does not denoise next.
         self.soft_embedding = zeros(canvas_length, hidden_size, dtype=dtype)
         self.options: dict[int, CanvasOptions] = {}
+        # For messages.
+        self.request_ids: dict[int, str] = {}
 
     def add_request(self, slot: int, seed: int, canvas_index: int) -> None:
         """Reset a slot for a request whose prompt is about to be encoded."""
@@ -133,3 +135,4 @@ class CanvasStates:
         self.is_encoder_phase[slot] = False
         self.soft_embedding[slot] = 0
         self.options.pop(slot, None)
+        self.request_ids.pop(slot, None)

@@ -17,14 +17,13 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_diffgemma_tp.sampling.filters import (
+from vllm_diffgemma_tp.sampling.integer_scores import (
     fixed_point_masses,
     key_values,
     mass_scale,
-    of_all_ranks,
     ordered_keys,
 )
-from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
+from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard, of_all_ranks
 
 _LAST_ID = 2**32 - 1
 # Below the entry of any score, -inf included.
