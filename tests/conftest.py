@@ -19,27 +19,31 @@ TINY_CONFIG = Path(__file__).parents[1] / "configs" / "gsm8k" / "tiny.yaml"
 
 
 class LiveServers:
-    """At most one server of the tiny checkpoint."""
+    """At most one server, of the tiny checkpoint unless another is named."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._config = load_config(TINY_CONFIG)
         self._running: Server | None = None
 
-    def at(self, tensor_parallel_size: int) -> Server:
+    def at(self, tensor_parallel_size: int, checkpoint: Path | None = None) -> Server:
         """The server at T, started unless it is the one that runs."""
+        model = str(checkpoint or self._config.model_name)
         running = self._running
-        if running and running.tensor_parallel_size == tensor_parallel_size:
+        if running and (running.tensor_parallel_size, running.model) == (
+            tensor_parallel_size,
+            model,
+        ):
             return running
         self.stop()
-        config = load_config(TINY_CONFIG)
-        folder = self._folder / f"tp{tensor_parallel_size}"
+        folder = self._folder / f"{Path(model).name}-tp{tensor_parallel_size}"
         server = Server(
-            config.model_name,
+            model,
             tensor_parallel_size,
             folder / "server.log",
-            config.server_arguments,
+            self._config.server_arguments,
             env={"VLLM_CACHE_ROOT": str(folder / "vllm-cache")},
-            startup_max_wait_seconds=config.startup_max_wait_seconds,
+            startup_max_wait_seconds=self._config.startup_max_wait_seconds,
         )
         self._running = server.__enter__()
         return self._running
@@ -69,6 +73,31 @@ def no_live_server(live_servers: LiveServers) -> None:
     live_servers.stop()
 
 
+@pytest.fixture(scope="session")
+def exhaustive(pytestconfig: pytest.Config) -> bool:
+    """Whether tests that sample what they check are to check all of it."""
+    return bool(pytestconfig.getoption("exhaustive"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="all 200 held-out questions in the live tests of one seed at every T",
+    )
+
+
+# Last, as pytest's own hook would part the tests of one server by their module.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the live tests last, and together."""
-    items.sort(key=lambda item: item.get_closest_marker("live") is not None)
+    """Run the live tests last, and those of one T together."""
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.get_closest_marker("live") is None:
+        return 0
+    callspec = getattr(item, "callspec", None)
+    params = callspec.params if callspec else {}
+    # Every live test without a T is one at TP = 2, or brings its own server.
+    return int(params.get("server") or params.get("tp_size") or 2)

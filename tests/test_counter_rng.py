@@ -10,7 +10,13 @@ import pytest
 import torch
 from scipy import stats
 
+from vllm_diffgemma_tp import cpu_engine
 from vllm_diffgemma_tp.sampling.counter_rng import Purpose, RowCounters, philox4x32
+
+# Before Triton is imported, which chooses its interpreter then.
+cpu_engine.arrange()
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
 
 # Known answers of Philox4x32-10 from Random123's kat_vectors: counter, key, output.
 KNOWN = [
@@ -87,3 +93,32 @@ def test_a_number_does_not_depend_on_who_shares_the_batch() -> None:
     whole = row_counters(seed=4).uniform(Purpose.WITHIN_BLOCK)
     part = row_counters(seed=4)[slice(100, 200)].uniform(Purpose.WITHIN_BLOCK)
     assert torch.equal(part, whole[100:200])
+
+
+@triton.jit
+def _philox_kernel(out_ptr, seed_ptr, counter_ptr):  # type: ignore[no-untyped-def]
+    words = tl.philox(
+        tl.load(seed_ptr),
+        tl.load(counter_ptr),
+        tl.load(counter_ptr + 1),
+        tl.load(counter_ptr + 2),
+        tl.load(counter_ptr + 3),
+    )
+    for i in tl.static_range(4):
+        tl.store(out_ptr + i, words[i])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 + 5, 2**62 + 12345])
+def test_triton_counts_the_same_numbers(seed: int) -> None:
+    counter = (200, 47, 3, int(Purpose.CANVAS))
+    out = torch.zeros(4, dtype=torch.int32)
+    _philox_kernel[(1,)](
+        out,
+        torch.tensor([seed]),
+        torch.tensor(counter, dtype=torch.int32),
+    )
+    expected = philox4x32(
+        tuple(torch.tensor([word]) for word in counter),  # type: ignore[arg-type]
+        (torch.tensor([seed & 0xFFFFFFFF]), torch.tensor([seed >> 32])),
+    )
+    assert (out.long() & 0xFFFFFFFF).tolist() == [word.item() for word in expected]

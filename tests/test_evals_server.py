@@ -138,6 +138,15 @@ def test_a_local_checkpoint_is_served_without_the_hub(tmp_path: Path) -> None:
         pass
 
 
+def test_idle_connections_outlast_a_client_that_is_starved(tmp_path: Path) -> None:
+    program = (
+        "import os; raise ValueError('kept ' + os.environ"
+        "['VLLM_HTTP_TIMEOUT_KEEP_ALIVE'])"
+    )
+    with pytest.raises(UserError, match="kept 3600"), stand_in(tmp_path, program):
+        pass
+
+
 def test_the_telling_line_is_the_cause_and_not_its_wrapper() -> None:
     log = (
         "INFO 1\n"

@@ -26,6 +26,7 @@ from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives
 
 cpu_engine.arrange()
+from vllm_diffgemma_tp import sampler as sampler_module  # noqa: E402
 from vllm_diffgemma_tp.sampler import DiffusionSampler  # noqa: E402
 from vllm_diffgemma_tp.scores import OwnedScores  # noqa: E402
 
@@ -70,6 +71,7 @@ class Rig:
         tp_size: int = 1,
         options: tuple[CanvasOptions, ...] = (CanvasOptions(CANVAS, MAX_STEPS),),
         confidence_threshold: float = 0.0,
+        temperatures: tuple[float, float] = (0.4, 0.8),
     ) -> Rig:
         shard = shards(VOCAB, tp_size)[rank]
         weight = local_weight(WEIGHT, shard)
@@ -95,7 +97,7 @@ class Rig:
             req_states=SimpleNamespace(draft_tokens=drafts),
             canvas_states=states,
             schedule=DenoisingSchedule(
-                MAX_STEPS, 0.4, 0.8, 1.0, StopRule(1, confidence_threshold)
+                MAX_STEPS, *temperatures, 1.0, StopRule(1, confidence_threshold)
             ),
             vocab_step=VocabStep(weight, shard, 2.0, collectives, workspace),
             scores=OwnedScores(
@@ -327,3 +329,23 @@ def test_seeds_are_kept_across_preemption_and_never_shared() -> None:
     again = RequestSeeds(engine_seed=3)
     assert [again.assign("x", None), again.assign("y", None)] == [first, second]
     assert RequestSeeds(engine_seed=4).assign("a", None) != first
+
+
+def test_a_temperature_of_zero_is_greedy_with_a_finite_entropy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entropies = []
+
+    def accept_all(entropy: torch.Tensor, bound: float) -> torch.Tensor:
+        entropies.append(entropy)
+        return torch.ones_like(entropy, dtype=torch.bool)
+
+    monkeypatch.setattr(sampler_module, "accept_mask", accept_all)
+    rig = Rig.of_rank(no_collectives(), temperatures=(0.0, 0.0))
+    # Ids 3 and 100 score the same everywhere: the lower one must be taken.
+    rig.sampler.vocab_step.weight[:] = 0
+    rig.sampler.vocab_step.weight[[3, 100]] = 1.0
+    rig.prefill(0)
+    rig.sampler(torch.ones(CANVAS, HIDDEN), input_batch([0], [CANVAS]))
+    assert rig.drafts[0].tolist() == [3] * CANVAS
+    assert torch.allclose(entropies[0], torch.tensor(2.0).log())

@@ -16,13 +16,16 @@ from shards import (
     vocab_step,
 )
 
+from vllm_diffgemma_tp.sampling import vocab_step as step_module
 from vllm_diffgemma_tp.sampling.block_stats import (
     BlockLayout,
     BlockTable,
     RowStatistics,
     block_size_for,
 )
+from vllm_diffgemma_tp.sampling.canvas_step import accept_mask
 from vllm_diffgemma_tp.sampling.counter_rng import RowCounters
+from vllm_diffgemma_tp.sampling.filters import excluded_by_filters
 from vllm_diffgemma_tp.sampling.vocab_step import TokenRows
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives
 
@@ -118,6 +121,52 @@ def test_ids_and_entropy_are_bitwise_equal_at_any_t(vocab: int, kind: str) -> No
         assert torch.equal(result.sampled, first.sampled), tp_size
         assert torch.equal(result.argmax, first.argmax), tp_size
         assert torch.equal(result.entropy, first.entropy), tp_size
+        # Ten rows a canvas.
+        accepted, expected = (
+            accept_mask(rows.entropy.view(-1, 10), 0.5) for rows in (result, first)
+        )
+        assert torch.equal(accepted, expected), tp_size
+
+
+def dense_soft_embedding(scores: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The unsharded operator in the table's dtype, as the in-tree sampler has it."""
+    return scores.softmax(-1).to(weight.dtype) @ weight * torch.tensor(GAMMA).to(weight)
+
+
+def embedding_error(
+    soft_embedding: torch.Tensor | None, scores: torch.Tensor, weight: torch.Tensor
+) -> float:
+    assert soft_embedding is not None
+    exact = GAMMA * scores.double().softmax(-1) @ weight.double()
+    return float((soft_embedding.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 3.0, 10.0])
+def test_bf16_error_of_tiles_is_that_of_the_dense_operator(spread: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    scores = spread * torch.randn(32, 4096, generator=generator)
+    # The logits of a bf16 model.
+    scores = scores.bfloat16().float()
+    weight = torch.randn(4096, 64, generator=generator).bfloat16()
+    dense = embedding_error(dense_soft_embedding(scores, weight), scores, weight)
+    for tp_size in (1, 2, 4, 8):
+        results, _ = run_step(scores, weight, tp_size, counters(32), 32, 2)
+        error = embedding_error(results[0].soft_embedding, scores, weight)
+        assert error < 1.1 * dense, tp_size
+
+
+def test_a_second_rounding_would_exceed_that_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def add_rounded(
+        partial: torch.Tensor, probs: torch.Tensor, table_rows: torch.Tensor
+    ) -> None:
+        partial.add_(probs @ table_rows)
+        partial.copy_(partial.bfloat16())
+
+    monkeypatch.setattr(step_module, "add_product", add_rounded)
+    with pytest.raises(AssertionError):
+        test_bf16_error_of_tiles_is_that_of_the_dense_operator(1.0)
 
 
 @pytest.mark.parametrize("tp_size", [1, 4])
@@ -149,11 +198,28 @@ def test_no_reduce_runs_when_nobody_denoises_again() -> None:
     assert results[0].soft_embedding is None
 
 
+def filtered(row: torch.Tensor, tp_size: int) -> torch.Tensor:
+    """The row with the 30 best ids that make up 80 % left, as the ranks decide it."""
+    own = shards(row.shape[1], tp_size)
+    top_k, top_p = torch.tensor([30]), torch.tensor([0.8])
+
+    def rank_main(rank: int, collectives: ShardCollectives) -> torch.Tensor:
+        shard = own[rank]
+        owned = row[:, shard.start : shard.end]
+        return excluded_by_filters(owned, top_k, top_p, shard, collectives)
+
+    excluded = torch.cat(Ranks(tp_size).run(rank_main), dim=1)
+    assert 3 < (~excluded).sum() < 30
+    return row.masked_fill(excluded, -torch.inf)
+
+
 @pytest.mark.parametrize("tp_size", [1, 4])
-@pytest.mark.parametrize("kind", ["plain", "masked"])
+@pytest.mark.parametrize("kind", ["plain", "masked", "filtered"])
 def test_samples_follow_the_softmax(kind: str, tp_size: int) -> None:
     draws, vocab = 100_000, 200
     row = 1.5 * score_rows(kind, vocab, rows=1)
+    if kind == "filtered":
+        row = filtered(row, tp_size)
     results, _ = run_step(
         row.expand(draws, -1),
         torch.zeros(vocab, 1),

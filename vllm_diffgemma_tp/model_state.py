@@ -73,6 +73,7 @@ class VocabShardedModelState(DiffusionGemmaModelState):
                 self.max_num_tokens,
             ),
             hidden_size=table.shape[1],
+            device_type=self.device.type,
         )
         workspace = Workspace(plan, table.dtype, self.device)
         logger.info(

@@ -27,9 +27,9 @@ HOST = "127.0.0.1"
 #: Seconds the server gets to stop its workers and free its shared memory by itself.
 STOP_GRACE_SECONDS = 20.0
 POLL_SECONDS = 0.5
-#: Seconds an idle connection stays open. vLLM's 5 lose requests: uvloop fires a timer
-#: that fell due while the server was busy before it reads what has arrived meanwhile,
-#: and closes the connection on a request that is already on it.
+#: Seconds an idle connection stays open. After vLLM's 5 the server closes it, and a
+#: client that was starved of the processor meanwhile sends its next request into it and
+#: loses it ("Server disconnected").
 KEEP_ALIVE_SECONDS = 3600
 
 _REASON = re.compile(

@@ -17,14 +17,14 @@ import torch
 from vllm_diffgemma_tp.sampling.block_stats import block_size_for
 from vllm_diffgemma_tp.vocab_shard import VocabShard
 
-# The budget of a tile's buffers. Larger tiles do not make the matrix products faster,
-# and on a CPU they leave the cache.
-TILE_BYTES = 16 * 2**20
-_MAX_TILE_ROWS = 256
+# The budget of a tile's buffers. On a CPU they should stay in the cache; on a GPU a
+# tile has to be worth launching a dozen kernels for.
+CPU_TILE_BYTES, GPU_TILE_BYTES = 16 * 2**20, 64 * 2**20
 # The budget where all owned ids of some rows are kept.
 WHOLE_BYTES = 128 * 2**20
-# Logits in at most 4 bytes, two fp32 copies, and the filter's integers.
-_BYTES_PER_SCORE, _BYTES_PER_KEPT_SCORE = 12, 20
+_MAX_TILE_ROWS = 256
+# Logits in at most 4 bytes; a CPU's two fp32 copies; the filter's integers.
+_LOGIT_BYTES, _SCRATCH_BYTES, _FILTER_BYTES = 4, 8, 24
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,17 @@ class TilePlan:
     whole_rows: int
 
     @classmethod
-    def of(cls, shard: VocabShard, max_rows: int, hidden_size: int) -> TilePlan:
+    def of(
+        cls, shard: VocabShard, max_rows: int, hidden_size: int, device_type: str
+    ) -> TilePlan:
         """The plan for a shard and at most ``max_rows`` canvas positions a step."""
         block_size = block_size_for(shard.vocab_size)
         rows = min(max_rows, _MAX_TILE_ROWS)
-        blocks = TILE_BYTES // (_BYTES_PER_SCORE * rows * block_size)
+        if device_type == "cpu":
+            scores = CPU_TILE_BYTES // (_LOGIT_BYTES + _SCRATCH_BYTES)
+        else:
+            scores = GPU_TILE_BYTES // _LOGIT_BYTES
+        blocks = scores // (rows * block_size)
         blocks = max(1, min(blocks, -(-shard.rows_per_rank // block_size)))
         return cls(
             max_rows=max_rows,
@@ -63,7 +69,11 @@ class TilePlan:
             ids=blocks * block_size,
             whole_rows=max(
                 1,
-                min(rows, WHOLE_BYTES // (_BYTES_PER_KEPT_SCORE * shard.rows_per_rank)),
+                min(
+                    rows,
+                    WHOLE_BYTES
+                    // ((_LOGIT_BYTES + _FILTER_BYTES) * shard.rows_per_rank),
+                ),
             ),
         )
 

@@ -91,35 +91,17 @@ class VocabStep:
             want_soft_embedding: Whether any row denoises again. Replicated state, as
                 it decides whether the all-reduce runs.
         """
-        local = torch.cat(
-            [
-                self._walk(
-                    tiles(rows),
-                    counters[rows],
-                    self.workspace.partial[rows] if want_soft_embedding else None,
-                )
-                for rows in row_tiles
-            ]
-        )
-        gathered = (
-            local if self.shard.tp_size == 1 else self.collectives.all_gather(local)
-        )
-        gathered = gathered.view(self.shard.tp_size, *local.shape)
-        peaks, argmaxes, scores, candidates = gathered[..., :4].unbind(-1)
-        layout = BlockLayout.of_shard(self.shard)
-        merged = RowStatistics.of_table(
-            BlockTable.unpack(gathered[..., 4:], layout.num_blocks)
-        )
-        return TokenRows(
-            sampled=winning_id(scores, candidates),
-            argmax=winning_id(peaks, argmaxes),
-            entropy=merged.entropy,
-            soft_embedding=self._reduce(local[:, 0], merged)
-            if want_soft_embedding
-            else None,
-        )
+        walked = [
+            self.walk(
+                tiles(rows),
+                counters[rows],
+                self.workspace.partial[rows] if want_soft_embedding else None,
+            )
+            for rows in row_tiles
+        ]
+        return self.merge(torch.cat(walked), want_soft_embedding)
 
-    def _walk(
+    def walk(
         self,
         tile_of: TilesOfRows,
         counters: RowCounters,
@@ -165,6 +147,26 @@ class VocabStep:
         score, candidate = race.finish()
         summary = torch.stack((peak, argmax, score, candidate), dim=1)
         return torch.cat((summary, table.padded(missing).pack()), dim=1)
+
+    def merge(self, local: torch.Tensor, want_soft_embedding: bool) -> TokenRows:
+        """Put together what the ranks found, ``[rows, 4 + 3 * blocks_per_rank]``."""
+        gathered = (
+            local if self.shard.tp_size == 1 else self.collectives.all_gather(local)
+        )
+        gathered = gathered.view(self.shard.tp_size, *local.shape)
+        peaks, argmaxes, scores, candidates = gathered[..., :4].unbind(-1)
+        layout = BlockLayout.of_shard(self.shard)
+        merged = RowStatistics.of_table(
+            BlockTable.unpack(gathered[..., 4:], layout.num_blocks)
+        )
+        return TokenRows(
+            sampled=winning_id(scores, candidates),
+            argmax=winning_id(peaks, argmaxes),
+            entropy=merged.entropy,
+            soft_embedding=self._reduce(local[:, 0], merged)
+            if want_soft_embedding
+            else None,
+        )
 
     def _reduce(self, own_peak: torch.Tensor, merged: RowStatistics) -> torch.Tensor:
         """Scale the rank's sum to the merged softmax, and add the ranks' up."""
