@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""``vllm-diffgemma-tp bench``: one sampler step, ours beside the alternatives."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vllm_diffgemma_tp import cpu_engine, preflight
+from vllm_diffgemma_tp.bench import rank, report
+from vllm_diffgemma_tp.bench.group import remove_shared_memory
+from vllm_diffgemma_tp.bench.processes import run_ranks
+from vllm_diffgemma_tp.bench.shape import CANVAS_LENGTH, VARIANT_NAMES, BenchPlan
+from vllm_diffgemma_tp.errors import UserError
+from vllm_diffgemma_tp.evals.command import (
+    positive_int,
+    positive_ints,
+    terminating_like_ctrl_c,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``bench``; the defaults are DiffusionGemma's shape."""
+    parser.add_argument(
+        "--tp",
+        type=positive_ints,
+        default=[1, 2],
+        help="tensor-parallel sizes, one process a rank (default: 1,2)",
+    )
+    parser.add_argument(
+        "--rows",
+        type=positive_ints,
+        default=[CANVAS_LENGTH],
+        help=f"canvas positions of a step, {CANVAS_LENGTH} a request; several for "
+        f"several shapes (default: {CANVAS_LENGTH})",
+    )
+    parser.add_argument("--vocab-size", type=positive_int, default=262_144)
+    parser.add_argument("--hidden-size", type=positive_int, default=2816)
+    parser.add_argument(
+        "--repeats", type=positive_int, default=5, help="measured steps (default: 5)"
+    )
+    parser.add_argument(
+        "--variants",
+        default=",".join(VARIANT_NAMES),
+        help=f"some of {','.join(VARIANT_NAMES)} (default: all)",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="also write the result there: an object a shape, in a list if several",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print the table, and return 0.
+
+    Raises:
+        UserError: The input is bad, memory does not suffice, or a rank failed.
+    """
+    plans = [_plan(args, tp_size) for tp_size in dict.fromkeys(args.tp)]
+    for plan in plans:
+        check_plan(plan)
+    if args.json is not None:
+        check_writable(args.json)
+    # Standard output belongs to the table.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    cpu_engine.arrange()
+    preflight.check_vllm()
+    with terminating_like_ctrl_c():
+        shapes = measure(plans)
+    print(report.as_text(shapes))
+    if args.json is not None:
+        content = shapes[0] if len(shapes) == 1 else shapes
+        try:
+            args.json.write_text(json.dumps(content, indent=2) + "\n")
+        except OSError as error:
+            raise UserError(f"--json {args.json} was not written: {error}.") from error
+    return 0
+
+
+def _plan(args: argparse.Namespace, tp_size: int) -> BenchPlan:
+    asked = args.variants.split(",")
+    unknown = [name for name in asked if name not in VARIANT_NAMES]
+    if unknown:
+        raise UserError(
+            f"There is no variant {unknown[0]!r}: choose from "
+            f"{', '.join(VARIANT_NAMES)}."
+        )
+    return BenchPlan(
+        tp_size=tp_size,
+        rows=tuple(dict.fromkeys(args.rows)),
+        vocab_size=args.vocab_size,
+        hidden_size=args.hidden_size,
+        repeats=args.repeats,
+        variants=tuple(name for name in VARIANT_NAMES if name in asked),
+    )
+
+
+def check_plan(plan: BenchPlan) -> None:
+    """A shape that a DiffusionGemma has, on a machine that can hold it.
+
+    Raises:
+        UserError: Naming what to change.
+    """
+    for rows in plan.rows:
+        if rows % CANVAS_LENGTH:
+            raise UserError(
+                f"--rows {rows} is not a number of whole canvases: give a multiple "
+                f"of {CANVAS_LENGTH}."
+            )
+    if plan.padded_vocab_size % plan.tp_size:
+        raise UserError(
+            f"--tp {plan.tp_size} does not divide the padded vocabulary of "
+            f"{plan.padded_vocab_size} rows: choose a divisor of it."
+        )
+    if not cpu_engine.is_cpu_build():
+        import torch
+
+        if torch.accelerator.device_count() < plan.tp_size:
+            raise UserError(
+                f"--tp {plan.tp_size} needs as many devices, and there are "
+                f"{torch.accelerator.device_count()}: choose a smaller --tp."
+            )
+        return
+    import psutil
+
+    available = psutil.virtual_memory().available
+    if plan.bytes_needed() > available:
+        raise UserError(
+            f"{max(plan.rows)} rows at --tp {plan.tp_size} need about "
+            f"{plan.bytes_needed() / 2**30:.1f} GiB of memory, and "
+            f"{available / 2**30:.1f} GiB are available: give fewer --rows, a smaller "
+            "--tp, or --variants without in_tree and allgather_weights."
+        )
+
+
+def check_writable(path: Path) -> None:
+    """A file can be written there, which is better known before minutes of work."""
+    target = path if path.exists() else path.parent
+    if path.is_dir() or not path.parent.is_dir() or not os.access(target, os.W_OK):
+        raise UserError(
+            f"--json {path} cannot be written: give a file in a folder that exists "
+            "and is writable."
+        )
+
+
+def measure(plans: list[BenchPlan]) -> list[dict[str, Any]]:
+    """Run each plan on ranks of its own; one result a shape (see ``report``)."""
+    from tqdm import tqdm
+
+    shapes: list[dict[str, Any]] = []
+    total = sum(plan.num_reports for plan in plans)
+    with tqdm(total=total, desc="bench", unit="step", dynamic_ncols=True) as bar:
+
+        def on_progress(text: str) -> None:
+            bar.set_postfix_str(text, refresh=False)
+            bar.update()
+
+        for plan in plans:
+            port = free_port()
+            rank_main = partial(rank.measure, plan, port)
+            try:
+                reports = run_ranks(plan.tp_size, rank_main, on_progress)
+            finally:
+                remove_shared_memory(port)
+            shapes += report.results(plan, reports)
+    return shapes
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
