@@ -19,7 +19,7 @@ from vllm_diffgemma_tp.vocab_shard import VocabShard
 
 # The budget of a tile's buffers. On a CPU they should stay in the cache; on a GPU a
 # tile has to be worth launching a dozen kernels for.
-CPU_TILE_BYTES, GPU_TILE_BYTES = 16 * 2**20, 64 * 2**20
+CPU_TILE_BYTES, GPU_TILE_BYTES = 32 * 2**20, 64 * 2**20
 # The budget where all owned ids of some rows are kept.
 WHOLE_BYTES = 128 * 2**20
 _MAX_TILE_ROWS = 256
