@@ -97,11 +97,11 @@ def check(
     close(got.peak[~greedy], expected.peak[~greedy], atol=TOLERANCE)
     close(got.peak[greedy], expected.peak[greedy], rtol=1e-6)
     close(got.offset[clear], expected.offset[clear])
-    # Of x - m_b either may be off.
+    # Of x - m_b either score may be that far off.
     close(got.mass[same_mass], expected.mass[same_mass], rtol=2 * TOLERANCE)
     # As the entropy uses it. Where ids crowd at the peak, x - m_b is mostly rounding.
     mean, expected_mean = (s.moment / s.mass.clamp_min(1) for s in (got, expected))
-    close(mean[same_mass], expected_mean[same_mass], rtol=1e-5, atol=2 * TOLERANCE)
+    close(mean[same_mass], expected_mean[same_mass], rtol=1e-5, atol=5e-6)
     assert got.mass.isfinite().all() and got.moment.isfinite().all()
 
     rows = torch.arange(len(logits), device=DEVICE)
