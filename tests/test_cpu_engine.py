@@ -33,9 +33,20 @@ if len(sys.argv) == 1:
 hooks = sum(type(finder).__name__ == "_ImportHooks" for finder in sys.meta_path)
 import vllm.triton_utils
 import torchvision
+import torch
+from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
 from importlib import metadata
 from triton.backends import backends
+# It has joined no shared memory, so a tensor it passes on is an AttributeError.
+shm = object.__new__(_CPUSHMDistributed)
+def passes_on(rows):
+    try:
+        shm.all_gather_into_tensor(torch.empty(2 * rows, 8), torch.empty(rows, 8))
+    except AttributeError:
+        return True
+    return False
 print(json.dumps({
+    "gathers": {rows: passes_on(rows) for rows in (0, 1)},
     "hooks": hooks,
     "startup_folders": os.environ["PYTHONPATH"].split(os.pathsep).count(
         os.environ.get("STARTUP_FOLDER")),
@@ -87,6 +98,11 @@ class TestArrangedProcess:
         self, reports: dict[str, dict[str, Any]], process: str
     ) -> None:
         assert "cpu" in reports[process]["vllm"]
+
+    def test_an_empty_tensor_is_not_gathered_through_shared_memory(
+        self, reports: dict[str, dict[str, Any]], process: str
+    ) -> None:
+        assert reports[process]["gathers"] == {"0": False, "1": True}
 
     def test_the_arrangement_is_made_once(
         self, reports: dict[str, dict[str, Any]], process: str
@@ -161,6 +177,26 @@ def test_a_torchvision_that_fits_is_left_as_it_is(
     monkeypatch.setitem(sys.modules, "torchvision.extension", extension)
     cpu_engine._with_torchvision_schemas(lambda: None)
     assert defined == []
+
+
+def test_the_all_gather_of_vllm_gets_all_but_empty_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    gathered: list[tuple[Any, ...]] = []
+
+    class Shm:
+        def all_gather_into_tensor(self, *arguments: Any) -> None:
+            gathered.append(arguments)
+
+    module = SimpleNamespace(_CPUSHMDistributed=Shm)
+    monkeypatch.setitem(sys.modules, cpu_engine._CPU_COMMUNICATOR, module)
+    cpu_engine._with_empty_all_gathers(lambda: None)
+    full, part, group = torch.empty(4, 8), torch.empty(2, 8), object()
+    Shm().all_gather_into_tensor(torch.empty(0, 8), torch.empty(0, 8), group)
+    Shm().all_gather_into_tensor(full, part, group)
+    (arguments,) = gathered
+    assert [id(one) for one in arguments] == [id(full), id(part), id(group)]
 
 
 @pytest.mark.parametrize(

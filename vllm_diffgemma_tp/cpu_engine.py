@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """The real vLLM engine on a machine with no GPU.
 
-vLLM's CPU build stops short of DiffusionGemma for four reasons, each of which has its
-own small remedy below: its distribution is not named `vllm`, it expects a Triton build
-with a CPU backend, its torchvision does not fit a CPU torch, and it cannot bind several
-ranks to one NUMA node by itself. A remedy acts only where its reason holds.
+vLLM's CPU build stops short of DiffusionGemma for five reasons, each with a remedy of
+its own below: its distribution is not named `vllm`, it expects a Triton build with a
+CPU backend, its torchvision does not fit a CPU torch, it cannot bind several ranks to
+one NUMA node, and it dies of an empty all-gather. A remedy acts only where needed.
 
 vLLM's child processes need the same remedies before they import vLLM, whichever way
 they were started (spawned workers, `python -m` helpers). So `arrange` puts the
@@ -61,12 +61,10 @@ def arrange(tensor_parallel_size: int = 1, *, size_kv_cache: bool = True) -> Non
             "vllm was imported before cpu_engine.arrange(), and switched Triton off: "
             "call arrange() first."
         )
-
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if STARTUP_FOLDER not in inherited:
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            [STARTUP_FOLDER, *filter(None, inherited)]
-        )
+        folders = [STARTUP_FOLDER, *filter(None, inherited)]
+        os.environ["PYTHONPATH"] = os.pathsep.join(folders)
     if "cpu" not in metadata.entry_points(group="triton.backends").names:
         os.environ.setdefault("TRITON_INTERPRET", "1")
     if size_kv_cache:
@@ -95,14 +93,12 @@ def threads_bind(tensor_parallel_size: int, cores: Sequence[int]) -> str:
     Every rank gets the same number of neighbouring cores. With fewer cores than ranks
     the ranks share them in turn, one core each.
     """
+    ranks = range(tensor_parallel_size)
     per_rank = len(cores) // tensor_parallel_size
     if per_rank == 0:
-        shares = [[cores[rank % len(cores)]] for rank in range(tensor_parallel_size)]
+        shares = [[cores[rank % len(cores)]] for rank in ranks]
     else:
-        shares = [
-            list(cores[rank * per_rank : (rank + 1) * per_rank])
-            for rank in range(tensor_parallel_size)
-        ]
+        shares = [list(cores[rank * per_rank :][:per_rank]) for rank in ranks]
     return "|".join(",".join(map(str, share)) for share in shares)
 
 
@@ -189,16 +185,33 @@ def _with_torchvision_schemas(exec_module: Callable[[], None]) -> None:
         return
     import torch
 
+    schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
     for name in ("nms", "qnms"):
-        torch.library.define(
-            f"torchvision::{name}",
-            "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-        )
+        torch.library.define(f"torchvision::{name}", schema)
 
 
+def _with_empty_all_gathers(exec_module: Callable[[], None]) -> None:
+    """Let the shared-memory all-gather of an empty tensor be an empty tensor.
+
+    It divides by the size, and SIGFPE ends the worker of vLLM's own class, which
+    gathers logits of prefill steps too, of none. Can go when `shm_all_gather` takes it.
+    """
+    exec_module()
+    shm = sys.modules[_CPU_COMMUNICATOR]._CPUSHMDistributed
+    gather = shm.all_gather_into_tensor
+
+    def all_gather_into_tensor(self, output, input, group=None):  # type: ignore[no-untyped-def]
+        if input.numel() > 0:
+            gather(self, output, input, group)
+
+    shm.all_gather_into_tensor = all_gather_into_tensor
+
+
+_CPU_COMMUNICATOR = "vllm.distributed.device_communicators.cpu_communicator"
 _HOOKS = {
     "vllm.triton_utils.importing": _with_triton_cpu_backend,
     "torchvision.extension": _with_torchvision_schemas,
+    _CPU_COMMUNICATOR: _with_empty_all_gathers,
 }
 
 

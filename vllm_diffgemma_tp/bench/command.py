@@ -30,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tp",
         type=positive_ints,
-        default=[1, 2],
-        help="tensor-parallel sizes, one process a rank (default: 1,2)",
+        help="tensor-parallel sizes, one process a rank (default: 1,2; 2 with --live)",
     )
     parser.add_argument(
         "--rows",
@@ -56,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="also write the result there: an object a shape, in a list if several",
     )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="whole denoising steps of a served model with two layers of that shape; "
+        "takes --tp and --json only",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,11 +69,15 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: The input is bad, memory does not suffice, or a rank failed.
     """
-    plans = [_plan(args, tp_size) for tp_size in dict.fromkeys(args.tp)]
-    for plan in plans:
-        check_plan(plan)
     if args.json is not None:
         check_writable(args.json)
+    if args.live:
+        from vllm_diffgemma_tp.bench import live
+
+        return live.run(args)
+    plans = [_plan(args, tp_size) for tp_size in dict.fromkeys(args.tp or [1, 2])]
+    for plan in plans:
+        check_plan(plan)
     # Standard output belongs to the table.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")

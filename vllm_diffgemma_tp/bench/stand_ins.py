@@ -53,11 +53,14 @@ class StepInputs:
         head: vLLM's tied embedding and head, this rank's shard of it.
         hidden_states: ``[rows, hidden]`` bf16, the same on every rank.
         group: The tensor-parallel group.
+        max_num_reqs: Requests that samplers set aside memory for, the same for all
+            shapes of a run, as one server would.
     """
 
     head: ParallelLMHead
     hidden_states: torch.Tensor
     group: GroupCoordinator
+    max_num_reqs: int
 
     @property
     def table(self) -> torch.Tensor:

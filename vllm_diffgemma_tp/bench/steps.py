@@ -15,7 +15,7 @@ from vllm_diffgemma_tp.bench.meters import (
     peak_bytes,
 )
 from vllm_diffgemma_tp.bench.rank import Progress, StepFigures
-from vllm_diffgemma_tp.bench.shape import BenchPlan
+from vllm_diffgemma_tp.bench.shape import CANVAS_LENGTH, BenchPlan
 from vllm_diffgemma_tp.bench.stand_ins import (
     StepInputs,
     random_head,
@@ -45,6 +45,7 @@ def measure_steps(
             head,
             random_hidden_states(rows, plan.hidden_size, device),
             group,
+            max(plan.rows) // CANVAS_LENGTH,
         )
         for rows in plan.rows
     ]

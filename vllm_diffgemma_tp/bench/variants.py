@@ -65,8 +65,8 @@ def build_ours(inputs: StepInputs) -> Variant:
     state = without_init(VocabShardedModelState)
     state.model = model
     state.device = inputs.device
-    state.max_num_reqs = inputs.num_reqs
-    state.max_num_tokens = len(inputs.hidden_states)
+    state.max_num_reqs = inputs.max_num_reqs
+    state.max_num_tokens = inputs.max_num_reqs * CANVAS_LENGTH
     state.schedule = DenoisingSchedule.from_config(GENERATION_CONFIG, None)
     state.request_seeds = RequestSeeds(engine_seed=0)
     state.diffusion_states = CanvasStates(
@@ -119,7 +119,7 @@ def _in_tree(head: ParallelLMHead, inputs: StepInputs) -> tuple[Any, Any]:
     )
     state.gen_config = GENERATION_CONFIG
     state.diffusion_states = DiffusionGemmaRequestStates(
-        max_num_reqs=inputs.num_reqs,
+        max_num_reqs=inputs.max_num_reqs,
         canvas_length=CANVAS_LENGTH,
         vocab_size=head.org_vocab_size,
         max_denoising_steps=GENERATION_CONFIG["max_denoising_steps"],
@@ -139,7 +139,7 @@ def _sampler_variant(
     """A step as vLLM's runner takes it: ``compute_logits``, then the sampler."""
     head = model.lm_head
     state._req_id_to_index = {}
-    runner = runner_sampler(inputs.num_reqs, head.org_vocab_size, inputs.device)
+    runner = runner_sampler(inputs.max_num_reqs, head.org_vocab_size, inputs.device)
     sampler, _ = state.custom_sampler(runner)
     # The in-tree glue asks the group; a table that is whole needs no reduction.
     if head.tp_size < inputs.group.world_size:
