@@ -34,6 +34,7 @@ REFUSED: list[dict[str, Any]] = [
     {"presence_penalty": -0.5},
     {"prompt_logprobs": 1},
     {"seed": 2**63},
+    {"seed": 2**63 - 1, "n": 2},
 ]
 
 

@@ -349,3 +349,17 @@ def test_a_temperature_of_zero_is_greedy_with_a_finite_entropy(
     rig.sampler(torch.ones(CANVAS, HIDDEN), input_batch([0], [CANVAS]))
     assert rig.drafts[0].tolist() == [3] * CANVAS
     assert torch.allclose(entropies[0], torch.tensor(2.0).log())
+
+
+def test_a_step_that_was_cut_short_leaves_the_rest_of_the_canvas() -> None:
+    # Any canvas that is stable is confident enough to end.
+    rig = Rig.of_rank(no_collectives(), confidence_threshold=torch.inf)
+    rig.prefill(0)
+    rig.step(0)
+    before, best = rig.drafts[0].clone(), rig.states.argmax_canvas[0].clone()
+    for _ in range(3):
+        output = rig.step(0, widths=(3,))
+        assert output.num_sampled.tolist() == [0]
+        assert torch.equal(rig.drafts[0, 3:], before[3:])
+        assert torch.equal(rig.states.argmax_canvas[0, 3:], best[3:])
+        assert not rig.states.is_encoder_phase[0]

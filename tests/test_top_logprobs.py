@@ -69,6 +69,7 @@ def measure(
         owned = scores[:, own[rank].start : own[rank].end]
         return TopScores.of(
             owned,
+            scores.argmax(-1),
             num_top,
             given,
             own[rank],
@@ -76,7 +77,7 @@ def measure(
         ), shapes
 
     found, shapes = zip(*Ranks(tp_size).run(rank_main), strict=True)
-    width = min(max(num_top, 1), own[0].rows_per_rank) + len(given)
+    width = min(max(num_top, 1), own[0].rows_per_rank) + 1 + len(given)
     expected = [(len(scores), 2 * width), (len(scores), 4)]
     assert all(seen == (expected if tp_size > 1 else []) for seen in shapes)
     return list(found)
@@ -91,7 +92,6 @@ def test_equals_the_dense_answer(tp_size: int, vocab: int, kind: str) -> None:
     dense = scores.double().log_softmax(-1)
     for num_top in (0, 5, vocab):
         for found in measure(scores, num_top, given, tp_size):
-            assert torch.equal(found.chosen, ids[:, 0])
             assert torch.equal(found.chosen_score, values[:, 0])
             ties = (scores == values[:, :1]).sum(1)
             assert torch.equal(found.chosen_rank, ties)
@@ -165,6 +165,7 @@ def canvas_logprobs(
                 index_np=np.array([0, 1]),
             ),  # type: ignore[arg-type]
             torch.ones(2 * CANVAS),
+            scores.argmax(-1),
             finished=torch.tensor([True, True]),
             num_sampled=torch.tensor([0, CANVAS]),
         )

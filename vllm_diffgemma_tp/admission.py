@@ -60,9 +60,14 @@ def refuse(params: SamplingParams) -> None:
                 parameter=name,
                 value=value,
             )
-    if params.seed is not None and not -(2**63) <= params.seed < 2**63:
+    # The n answers of a request get consecutive seeds.
+    if params.seed is not None and not (
+        params.seed >= -(2**63) and params.seed + params.n <= 2**63
+    ):
         raise VLLMValidationError(
-            "seed must fit in 64 bits.", parameter="seed", value=params.seed
+            "seed, and seed + n - 1, must fit in 64 bits.",
+            parameter="seed",
+            value=params.seed,
         )
     for name in _PROMPT_LOGPROBS:
         if getattr(params, name, None) is not None:

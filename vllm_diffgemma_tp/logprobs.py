@@ -47,6 +47,7 @@ class CanvasLogprobs:
         hidden_states: torch.Tensor,
         batch: CanvasBatch,
         temperature: torch.Tensor,
+        argmax: torch.Tensor,
         finished: torch.Tensor,
         num_sampled: torch.Tensor,
     ) -> LogprobsTensors | None:
@@ -56,6 +57,7 @@ class CanvasLogprobs:
             hidden_states: ``[rows, hidden]``.
             batch: The requests the rows belong to.
             temperature: ``[rows]`` fp32, of this step.
+            argmax: The ids that a canvas finished in this step will emit, ``[rows]``.
             finished: Requests whose canvas this step finished, ``[requests]`` bool.
             num_sampled: Tokens emitted, of every request in the batch, ``[num_reqs]``.
 
@@ -73,7 +75,7 @@ class CanvasLogprobs:
             if finished_np[i]:
                 rows = slice(int(ends[i] - batch.widths_np[i]), int(ends[i]))
                 self._pending[slots[i]] = self._of_canvas(
-                    hidden_states, batch, temperature, slots[i], rows
+                    hidden_states, batch, temperature, argmax, slots[i], rows
                 )
 
         emitted = num_sampled.cpu().numpy()
@@ -81,7 +83,9 @@ class CanvasLogprobs:
         index = batch.index_np.tolist()
         for i in wanting:
             if emitted[index[i]] and slots[i] in self._pending:
-                parts.append(self._pending.pop(slots[i]))
+                # The commit may have been cut shorter than the step before it.
+                part = self._pending.pop(slots[i])
+                parts.append(_first_rows(part, int(emitted[index[i]])))
                 for later in range(index[i] + 1, len(offsets)):
                     offsets[later] += len(parts[-1].logprobs)
         return _join(parts, offsets) if parts else None
@@ -101,6 +105,7 @@ class CanvasLogprobs:
         hidden_states: torch.Tensor,
         batch: CanvasBatch,
         temperature: torch.Tensor,
+        argmax: torch.Tensor,
         slot: int,
         rows: slice,
     ) -> LogprobsTensors:
@@ -124,20 +129,34 @@ class CanvasLogprobs:
         height = max(1, min(self.scores.workspace.plan.whole_rows, merged_rows))
         parts = []
         for first in range(rows.start, rows.stop, height):
-            owned = scores.whole(slice(first, min(first + height, rows.stop)))
-            top = TopScores.of(owned, num_top, given, shard, collectives)
-            parts.append(self._columns(top, given))
+            part = slice(first, min(first + height, rows.stop))
+            # What was emitted, though a tie may fall otherwise in these products.
+            chosen = argmax[part]
+            top = TopScores.of(
+                scores.whole(part), chosen, num_top, given, shard, collectives
+            )
+            parts.append(self._columns(top, chosen, given))
         return _widened(_join(parts, None), width)
 
-    def _columns(self, top: TopScores, given: torch.Tensor) -> LogprobsTensors:
-        given_ids = given.expand(len(top.chosen), -1)
-        ids = torch.cat((top.chosen[:, None], given_ids, top.top_ids), dim=1)
+    def _columns(
+        self, top: TopScores, chosen: torch.Tensor, given: torch.Tensor
+    ) -> LogprobsTensors:
+        given_ids = given.expand(len(chosen), -1)
+        ids = torch.cat((chosen[:, None], given_ids, top.top_ids), dim=1)
         values = torch.cat(
             (top.chosen_score[:, None], top.given_scores, top.top_scores), dim=1
         )
         if not self.logits_mode:
             values = top.logprobs(values)
         return LogprobsTensors(ids, values, top.chosen_rank)
+
+
+def _first_rows(part: LogprobsTensors, count: int) -> LogprobsTensors:
+    return LogprobsTensors(
+        part.logprob_token_ids[:count],
+        part.logprobs[:count],
+        part.selected_token_ranks[:count],
+    )
 
 
 def _widened(part: LogprobsTensors, width: int) -> LogprobsTensors:

@@ -94,9 +94,9 @@ class DiffusionSampler:
             batch = CanvasBatch.of_input(input_batch, self.states.canvas_length)
             temperature = self.schedule.temperature(self.states.step[batch.row_slots])
             scores = self.scores.of_batch(hidden_states, batch, temperature)
-            finished = self._denoise(scores, batch, sampled, num_sampled)
+            argmax, finished = self._denoise(scores, batch, sampled, num_sampled)
             logprobs = self.logprobs.collect(
-                hidden_states, batch, temperature, finished, num_sampled
+                hidden_states, batch, temperature, argmax, finished, num_sampled
             )
 
         lengths_np = np.stack(
@@ -139,6 +139,7 @@ class DiffusionSampler:
             states.has_seed_canvas[slots, None], states.seed_canvas[slots], canvas
         )
         states.canvas[slots] = canvas
+        states.argmax_canvas[slots] = canvas
         states.is_encoder_phase[slots] = False
         self._publish(slots, canvas)
 
@@ -148,12 +149,12 @@ class DiffusionSampler:
         batch: CanvasBatch,
         sampled: torch.Tensor,
         num_sampled: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """One denoising step, or the commit that ends a canvas.
 
         Writes the emitted canvases to ``sampled [reqs, canvas]`` and their lengths to
-        ``num_sampled [reqs]``, and returns which requests finished their canvas in
-        this step, ``[requests]`` bool.
+        ``num_sampled [reqs]``. Returns the most likely ids, ``[rows]`` int64, and which
+        requests finished their canvas in this step, ``[requests]`` bool.
         """
         states, slots, valid = self.states, batch.slots, batch.valid
         step = states.step[slots]
@@ -176,7 +177,10 @@ class DiffusionSampler:
 
         # At a temperature of 0 ids that tie share the mass; greedy takes the lowest.
         drawn = torch.where(scores.temperature > 0, tokens.sampled, tokens.argmax)
-        argmax = batch.grid(tokens.argmax, 0)
+        # A step that the token budget cut short leaves the other positions as they are.
+        argmax = torch.where(
+            valid, batch.grid(tokens.argmax, 0), states.argmax_canvas[slots]
+        )
         entropy = batch.grid(tokens.entropy, torch.inf)
         noise = counters.token_ids(Purpose.RENOISE, self.vocab_step.shard.vocab_size)
         denoised = torch.where(
@@ -187,6 +191,7 @@ class DiffusionSampler:
         denoised = torch.where(
             states.pinned[slots], states.seed_canvas[slots], denoised
         )
+        denoised = torch.where(valid, denoised, states.canvas[slots])
 
         # The pass in the encoder phase wrote the canvas to the KV cache: it emits the
         # canvas decided before, and its logits decide nothing.
@@ -195,7 +200,11 @@ class DiffusionSampler:
         stable_steps = stop.stable_steps(
             argmax, states.argmax_canvas[slots], states.stable_steps[slots], step, valid
         )
-        finished = stop.finished(stable_steps, entropy, valid)
+        # Nor does it end a canvas: what it did not see may not be ready.
+        widest = torch.maximum(states.widest[slots], batch.widths)
+        finished = stop.finished(stable_steps, entropy, valid) & (
+            batch.widths == widest
+        )
         finished = (finished | (step + 1 >= states.max_steps[slots])) & ~commits
         emits = commits | (finished & states.read_only[slots])
         best = torch.where(commits[:, None], states.argmax_canvas[slots], argmax)
@@ -213,13 +222,14 @@ class DiffusionSampler:
         states.canvas_index[slots] = canvas_index
         states.step[slots] = (step + 1) * ~commits
         states.stable_steps[slots] = stable_steps * ~commits
+        states.widest[slots] = widest * ~commits
         states.is_encoder_phase[slots] = finished & ~states.read_only[slots]
         self._store_soft_embedding(tokens.soft_embedding, batch, continues)
         self._publish(slots, canvas)
         if self.checks_lockstep:
             step_of = self.vocab_step
             lockstep.check_canvases(states, slots, step_of.shard, step_of.collectives)
-        return finished
+        return tokens.argmax, finished
 
     def _store_soft_embedding(
         self,

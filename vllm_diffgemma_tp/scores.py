@@ -138,7 +138,7 @@ class BatchScores:
         kept = filtered = None
         if self.filtered:
             kept = self._all_logits(rows)
-            filtered = self._filter(softcapped(kept, scores.softcap), rows)
+            filtered = self._filter(self._softcapped(kept, rows), rows)
 
         def tile(ids: slice) -> Tile:
             out = workspace.logits(len(hidden), ids.stop - ids.start)
@@ -146,7 +146,7 @@ class BatchScores:
                 scores.logits(hidden, ids, out)
             else:
                 out.copy_(kept[:, ids])
-            mask = self._excluded(filtered, rows, ids)
+            mask = self._closed(rows, ids) if filtered is None else filtered[:, ids]
             arguments = (out, scores.softcap, temperature, block_size, mask)
             if out.is_cuda:
                 return TritonTile(*arguments)
@@ -162,30 +162,33 @@ class BatchScores:
         Returns:
             ``[rows, shard.num_rows]`` fp32.
         """
-        x = softcapped(self._all_logits(rows), self.scores.softcap)
-        filtered = self._filter(x, rows) if self.filtered else None
-        excluded = self._excluded(filtered, rows, slice(None))
-        x.div_(self.temperature[rows].clamp_min(MIN_TEMPERATURE)[:, None])
-        return x if excluded is None else x.masked_fill_(excluded, -torch.inf)
+        x = self._softcapped(self._all_logits(rows), rows)
+        if self.filtered:
+            x.masked_fill_(self._filter(x, rows), -torch.inf)
+        return x.div_(self.temperature[rows].clamp_min(MIN_TEMPERATURE)[:, None])
 
     def _all_logits(self, rows: slice) -> torch.Tensor:
         hidden, owned = self.hidden_states[rows], slice(0, self.scores.shard.num_rows)
         out = self.scores.workspace.whole(len(hidden), owned.stop)
         return self.scores.logits(hidden, owned, out)
 
+    def _softcapped(self, kept: torch.Tensor, rows: slice) -> torch.Tensor:
+        """An fp32 copy of all logits, softcapped, -inf for closed ids."""
+        x = softcapped(kept.to(torch.float32, copy=True), self.scores.softcap)
+        closed = self._closed(rows, slice(None))
+        return x if closed is None else x.masked_fill_(closed, -torch.inf)
+
     def _filter(self, logits: torch.Tensor, rows: slice) -> torch.Tensor:
-        return excluded_by_filters(
+        """What top-k and top-p leave out, and with it the closed ids."""
+        excluded = excluded_by_filters(
             logits,
             None if self.top_k is None else self.top_k[rows],
             None if self.top_p is None else self.top_p[rows],
             self.scores.shard,
             self.scores.collectives,
         )
+        # A row without a filter of its own keeps even what has no mass.
+        return excluded | (logits == -torch.inf)
 
-    def _excluded(
-        self, filtered: torch.Tensor | None, rows: slice, ids: slice
-    ) -> torch.Tensor | None:
-        closed = None if self.closed is None else self.closed.mask(rows, ids)
-        if filtered is None:
-            return closed
-        return filtered[:, ids] if closed is None else filtered[:, ids] | closed
+    def _closed(self, rows: slice, ids: slice) -> torch.Tensor | None:
+        return None if self.closed is None else self.closed.mask(rows, ids)

@@ -33,12 +33,13 @@ class RequestSeeds:
 
     def assign(self, req_id: str, seed: int | None) -> int:
         """The seed of a request that enters, or re-enters, a slot; any int64."""
+        if seed is not None:
+            return seed
         if req_id in self._seeds:
             self._seeds.move_to_end(req_id)
             return self._seeds[req_id]
-        if seed is None:
-            seed = _mix(self._engine_seed, self._arrivals)
-            self._arrivals += 1
+        seed = _mix(self._engine_seed, self._arrivals)
+        self._arrivals += 1
         self._seeds[req_id] = seed
         if len(self._seeds) > _REMEMBERED_SEEDS:
             self._seeds.popitem(last=False)
@@ -95,6 +96,8 @@ class CanvasStates:
         self.argmax_canvas = zeros(canvas_length, dtype=torch.int64)
         self.step = zeros(dtype=torch.int64)
         self.stable_steps = zeros(dtype=torch.int64)
+        # Most positions of the canvas that one of its steps has seen.
+        self.widest = zeros(dtype=torch.int64)
         self.canvas_index = zeros(dtype=torch.int64)
         self.seed = zeros(dtype=torch.int64)
         self.max_steps = zeros(dtype=torch.int64)
@@ -114,6 +117,7 @@ class CanvasStates:
         self.is_encoder_phase[slot] = True
         self.step[slot] = 0
         self.stable_steps[slot] = 0
+        self.widest[slot] = 0
         self.canvas_index[slot] = canvas_index
         self.seed[slot] = seed
         self.soft_embedding[slot] = 0

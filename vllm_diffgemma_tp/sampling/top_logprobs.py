@@ -35,10 +35,8 @@ class TopScores:
     """What there is to report of each row, the same on every rank.
 
     Attributes:
-        chosen: The id of the highest score, the lowest one on ties, ``[rows]`` int64.
-        chosen_score: Its score, ``[rows]`` fp32.
-        chosen_rank: Number of ids that score as high as it, itself included, ``[rows]``
-            int64.
+        chosen_score: The score of the chosen id, ``[rows]`` fp32.
+        chosen_rank: Number of ids that score as high or higher, ``[rows]`` int64.
         top_ids: The ids of the n highest scores, falling; lower ids first on ties,
             ``[rows, n]`` int64.
         top_scores: Their scores, ``[rows, n]`` fp32.
@@ -48,7 +46,6 @@ class TopScores:
             ``[rows]`` fp64.
     """
 
-    chosen: torch.Tensor
     chosen_score: torch.Tensor
     chosen_rank: torch.Tensor
     top_ids: torch.Tensor
@@ -60,6 +57,7 @@ class TopScores:
     def of(
         cls,
         owned: torch.Tensor,
+        chosen: torch.Tensor,
         num_top: int,
         given_ids: torch.Tensor,
         shard: VocabShard,
@@ -70,6 +68,8 @@ class TopScores:
         Args:
             owned: Scores of the owned ids, ``[rows, shard.num_rows]`` fp32, -inf where
                 an id is excluded, rows > 0.
+            chosen: The id to rank in each row, ``[rows]`` int64; the same on every
+                rank.
             num_top: n, in [0, vocab_size]; the same on every rank.
             given_ids: Token ids of the vocabulary, ``[given]`` int64; the same on every
                 rank.
@@ -78,26 +78,30 @@ class TopScores:
         """
         entries = _entries(owned, shard)
         width = min(max(num_top, 1), shard.rows_per_rank)
-        position = given_ids - shard.start
+        named = torch.cat((chosen[:, None], given_ids.expand(len(owned), -1)), dim=1)
+        position = named - shard.start
         is_owned = (position >= 0) & (position < shard.num_rows)
         # Others' ids are read in the last column, which holds no entry.
         position = position.where(is_owned, shard.rows_per_rank)
-        packed = torch.cat((entries.topk(width).values, entries[:, position]), dim=1)
+        packed = torch.cat(
+            (entries.topk(width).values, entries.gather(1, position)), dim=1
+        )
         by_rank = of_all_ranks(packed, shard, collectives)
 
         candidates = by_rank[..., :width].transpose(0, 1).flatten(1)
         top_scores, top_ids = _unpack(candidates.topk(max(num_top, 1)).values)
         peak = top_scores[:, :1]
         masses = fixed_point_masses(owned, peak, shard.vocab_size).sum(1)
-        sums = torch.stack((masses, (owned >= peak).sum(1)), dim=1)
+        named_scores = _unpack(by_rank[..., width:].amax(0))[0]
+        as_high = (owned >= named_scores[:, :1]).sum(1)
+        sums = torch.stack((masses, as_high), dim=1)
         total, chosen_rank = of_all_ranks(sums, shard, collectives).sum(0).unbind(1)
         return cls(
-            chosen=top_ids[:, 0],
-            chosen_score=top_scores[:, 0],
+            chosen_score=named_scores[:, 0],
             chosen_rank=chosen_rank,
             top_ids=top_ids[:, :num_top],
             top_scores=top_scores[:, :num_top],
-            given_scores=_unpack(by_rank[..., width:].amax(0))[0],
+            given_scores=named_scores[:, 1:],
             log_normalizer=peak[:, 0].double()
             + (total.double() / mass_scale(shard.vocab_size)).log(),
         )
