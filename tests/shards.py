@@ -100,7 +100,7 @@ def vocab_step(
         )
 
     step = VocabStep(weight, shard, normalizer, collectives, workspace)
-    row_tiles = plan.row_tiles(len(scores), whole=False)
+    row_tiles = plan.row_tiles(slice(0, len(scores)), whole=False)
     return step(row_tiles, tiles, counters, want_soft_embedding)
 
 

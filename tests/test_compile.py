@@ -81,7 +81,7 @@ def one_step(
     counters = RowCounters(zeros + 5, zeros, zeros, torch.arange(num_rows) % CANVAS)
     local = [
         walk(step, hidden[rows], rows, counters[rows])
-        for rows in step.workspace.plan.row_tiles(num_rows, whole=False)
+        for rows in step.workspace.plan.row_tiles(slice(0, num_rows), whole=False)
     ]
     return merge(torch.cat(local), True)
 

@@ -55,7 +55,13 @@ def batch_scores(
         shard,
         no_collectives(),
         Workspace(plan, dtype, torch.device("cpu")),
-        SimpleNamespace(get_top_k_top_p=lambda *_: (row_k, None)),
+        SimpleNamespace(
+            # The second request alone has no filter.
+            get_top_k_top_p=lambda rows, slots: (
+                None if row_k is None or slots.tolist() == [1] else row_k,
+                None,
+            )
+        ),
         {
             0: CanvasOptions(CANVAS, 1, allowed=allowed),
             1: CanvasOptions(CANVAS, 1),
@@ -64,6 +70,7 @@ def batch_scores(
     batch: Any = SimpleNamespace(
         slots=torch.arange(NUM_REQS),
         slots_np=np.arange(NUM_REQS),
+        widths_np=np.full(NUM_REQS, CANVAS),
         row_slots=torch.arange(NUM_REQS).repeat_interleave(CANVAS),
         row_requests=torch.arange(NUM_REQS).repeat_interleave(CANVAS),
     )
@@ -95,9 +102,13 @@ def test_tiles_and_whole_rows_score_as_dense_ones(
     scores = batch_scores(dtype, top_k, allowed)
     dense = dense_scores(dtype, top_k, allowed)
     assert (dense[0] > -torch.inf).sum() == (top_k or len(allowed or range(VOCAB)))
+    if top_k is not None:
+        # In tiles of three; the second request has its own.
+        assert [rows.start for rows in scores.row_tiles()] == [0, 3, 4, 7]
     reference = dense.amax(1)
     for rows in scores.row_tiles():
-        assert torch.allclose(scores.whole(rows), dense[rows], atol=2e-5)
+        if top_k is not None or rows.start == 0:
+            assert torch.allclose(scores.whole(rows), dense[rows], atol=2e-5)
         tile_of = scores.tiles(rows)
         for ids in scores.scores.workspace.plan.id_tiles(VOCAB):
             probs = tile_of(ids).probs(reference[rows]).float()

@@ -41,8 +41,8 @@ def test_tiles_cover_rows_and_ids_once_and_cut_no_block(
     for shard in shards(vocab, 4):
         plan = plan_of(shard, 1024, device_type)
         for tiles, size in (
-            (plan.row_tiles(num_rows, whole=False), num_rows),
-            (plan.row_tiles(num_rows, whole=True), num_rows),
+            (plan.row_tiles(slice(0, num_rows), whole=False), num_rows),
+            (plan.row_tiles(slice(0, num_rows), whole=True), num_rows),
             (plan.id_tiles(shard.num_rows), shard.num_rows),
         ):
             covered = [i for tile in tiles for i in range(tile.start, tile.stop)]

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 from vllm_diffgemma_tp.canvas_batch import CanvasBatch
@@ -56,8 +58,25 @@ class OwnedScores:
             batch.row_slots, batch.slots_np
         )
         return BatchScores(
-            self, hidden_states, temperature, top_k, top_p, self._closed_ids(batch)
+            self,
+            hidden_states,
+            temperature,
+            top_k,
+            top_p,
+            self._filtered_rows(batch),
+            self._closed_ids(batch),
         )
+
+    def _filtered_rows(self, batch: CanvasBatch) -> np.ndarray:
+        """Which rows are of a request with top-k or top-p, ``[rows]`` bool."""
+        # vLLM decides on the host; an index of no rows asks just for that.
+        nothing = batch.row_slots[:0]
+        asked = [
+            self.sampling_states.get_top_k_top_p(nothing, batch.slots_np[i : i + 1])
+            for i in range(len(batch.slots_np))
+        ]
+        filtered = [k is not None or p is not None for k, p in asked]
+        return np.repeat(filtered, batch.widths_np)
 
     def logits(
         self, hidden_states: torch.Tensor, ids: slice, out: torch.Tensor
@@ -114,29 +133,35 @@ class BatchScores:
     temperature: torch.Tensor
     top_k: torch.Tensor | None
     top_p: torch.Tensor | None
+    #: Rows of requests with top-k or top-p, ``[rows]`` bool: replicated state.
+    filtered: np.ndarray
     closed: ClosedIds | None
 
-    @property
-    def filtered(self) -> bool:
-        """Whether top-k or top-p is in the batch: replicated state."""
-        return self.top_k is not None or self.top_p is not None
-
     def row_tiles(self) -> list[slice]:
-        """The step's rows in tiles; lower ones where all owned ids must be kept."""
+        """The step's rows in tiles; lower ones where a filter keeps all owned ids.
+
+        No tile has rows with a filter beside rows without one.
+        """
         plan = self.scores.workspace.plan
-        return plan.row_tiles(len(self.hidden_states), whole=self.filtered)
+        changes = np.flatnonzero(np.diff(self.filtered)) + 1
+        bounds = [0, *changes.tolist(), len(self.filtered)]
+        return [
+            tile
+            for first, end in pairwise(bounds)
+            for tile in plan.row_tiles(slice(first, end), bool(self.filtered[first]))
+        ]
 
     def tiles(self, rows: slice) -> Callable[[slice], Tile]:
         """The source of the tiles of ids of a tile of rows.
 
-        With top-k or top-p in the batch, a call of this method runs the filter's
+        For rows with top-k or top-p, a call of this method runs the filter's
         collectives. The tiles themselves run none.
         """
         scores, workspace = self.scores, self.scores.workspace
         hidden, temperature = self.hidden_states[rows], self.temperature[rows]
         block_size = block_size_for(scores.shard.vocab_size)
         kept = filtered = None
-        if self.filtered:
+        if self.filtered[rows.start]:
             kept = self._all_logits(rows)
             filtered = self._filter(self._softcapped(kept, rows), rows)
 
@@ -155,15 +180,15 @@ class BatchScores:
         return tile
 
     def whole(self, rows: slice) -> torch.Tensor:
-        """Scores of all owned ids of at most ``plan.whole_rows`` rows.
+        """Scores of all owned ids of at most ``plan.whole_rows`` rows of a request.
 
-        With top-k or top-p in the batch, this runs the filter's collectives.
+        If it has top-k or top-p, this runs the filter's collectives.
 
         Returns:
             ``[rows, shard.num_rows]`` fp32.
         """
         x = self._softcapped(self._all_logits(rows), rows)
-        if self.filtered:
+        if self.filtered[rows.start]:
             x.masked_fill_(self._filter(x, rows), -torch.inf)
         return x.div_(self.temperature[rows].clamp_min(MIN_TEMPERATURE)[:, None])
 
@@ -187,7 +212,7 @@ class BatchScores:
             self.scores.shard,
             self.scores.collectives,
         )
-        # A row without a filter of its own keeps even what has no mass.
+        # A row of which one filter keeps all keeps even what has no mass.
         return excluded | (logits == -torch.inf)
 
     def _closed(self, rows: slice, ids: slice) -> torch.Tensor | None:

@@ -77,12 +77,12 @@ class TilePlan:
             ),
         )
 
-    def row_tiles(self, num_rows: int, whole: bool) -> list[slice]:
-        """The row tiles of a step; ``whole`` where all owned ids must be kept."""
+    def row_tiles(self, rows: slice, whole: bool) -> list[slice]:
+        """The tiles of some rows; ``whole`` where all owned ids must be kept."""
         height = self.whole_rows if whole else self.rows
         return [
-            slice(first, min(first + height, num_rows))
-            for first in range(0, num_rows, height)
+            slice(first, min(first + height, rows.stop))
+            for first in range(rows.start, rows.stop, height)
         ]
 
     def id_tiles(self, num_ids: int) -> list[slice]:
