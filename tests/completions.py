@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPResponse
 from typing import Any
 
 from vllm_diffgemma_tp.evals.server import Server
@@ -17,15 +19,20 @@ def complete(server: Server, prompt: str | list[int], **settings: Any) -> Any:
     Raises:
         urllib.error.HTTPError: If the server refuses the request.
     """
-    body = {"model": server.model, "prompt": prompt, **settings}
-    request = urllib.request.Request(
-        f"{server.base_url}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=300) as reply:
+    with _post(server, prompt, settings) as reply:
         (choice,) = json.load(reply)["choices"]
     return choice
+
+
+def stream(server: Server, prompt: str | list[int], **settings: Any) -> Iterator[Any]:
+    """The same choice as it grows, a piece for every canvas that was emitted."""
+    with _post(server, prompt, {**settings, "stream": True}) as reply:
+        for line in reply:
+            event = line.decode().strip().removeprefix("data: ")
+            if event == "[DONE]":
+                return
+            if event:
+                yield from json.loads(event)["choices"]
 
 
 def token_ids(choice: Any) -> list[int]:
@@ -33,3 +40,16 @@ def token_ids(choice: Any) -> list[int]:
     return [
         int(name.removeprefix("token_id:")) for name in choice["logprobs"]["tokens"]
     ]
+
+
+def _post(
+    server: Server, prompt: str | list[int], settings: dict[str, Any]
+) -> HTTPResponse:
+    body = {"model": server.model, "prompt": prompt, **settings}
+    request = urllib.request.Request(
+        f"{server.base_url}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    reply: HTTPResponse = urllib.request.urlopen(request, timeout=300)
+    return reply
