@@ -7,6 +7,7 @@ machine's cores even while it waits, so no other server and no timed test runs b
 it: whoever needs another T, or none, gets it stopped first.
 """
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,12 @@ def live_tp2(live_servers: LiveServers) -> Server:
 def no_live_server(live_servers: LiveServers) -> None:
     """The whole machine: the shared server is stopped."""
     live_servers.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_is_heard() -> None:
+    """A shell that starts the tests in the background has SIGINT ignored in all."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

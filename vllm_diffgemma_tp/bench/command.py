@@ -8,6 +8,8 @@ import argparse
 import json
 import os
 import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,12 @@ from vllm_diffgemma_tp.evals.command import (
     positive_ints,
     terminating_like_ctrl_c,
 )
+
+# Standard output belongs to the table.
+_LOGGING = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,13 +86,11 @@ def run(args: argparse.Namespace) -> int:
     plans = [_plan(args, tp_size) for tp_size in dict.fromkeys(args.tp or [1, 2])]
     for plan in plans:
         check_plan(plan)
-    # Standard output belongs to the table.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    cpu_engine.arrange()
-    preflight.check_vllm()
-    with terminating_like_ctrl_c():
-        shapes = measure(plans)
+    with _default_environment(_LOGGING):
+        cpu_engine.arrange()
+        preflight.check_vllm()
+        with terminating_like_ctrl_c():
+            shapes = measure(plans)
     print(report.as_text(shapes))
     if args.json is not None:
         content = shapes[0] if len(shapes) == 1 else shapes
@@ -93,6 +99,18 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             raise UserError(f"--json {args.json} was not written: {error}.") from error
     return 0
+
+
+@contextmanager
+def _default_environment(defaults: Mapping[str, str]) -> Iterator[None]:
+    """Set what is not set, for this process and the ranks, and unset it again."""
+    added = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def _plan(args: argparse.Namespace, tp_size: int) -> BenchPlan:
