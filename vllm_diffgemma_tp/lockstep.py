@@ -5,8 +5,8 @@
 Ranks that disagree feed different tokens into one model and go on, writing nonsense,
 until some collective no longer matches. With the environment variable
 ``VLLM_DIFFGEMMA_TP_CHECK_LOCKSTEP=1`` on every rank, each step gathers the canvases and
-stops at the first difference, naming request, step and ranks. It compares decisions; what
-a decision was made from, such as a soft embedding, shows only in the next one. One more
+stops at the first difference, naming request, step and ranks. It compares decisions;
+what one was made from, such as a soft embedding, shows only in the next. One more
 all-gather a step, and a device synchronisation: not for production.
 """
 
