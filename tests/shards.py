@@ -53,6 +53,22 @@ def local_weight(
     return stored
 
 
+def shaped(rows: torch.Tensor, kind: str) -> torch.Tensor:
+    """Random ``rows [rows, vocab]`` of a kind: tied, mostly -inf, or all -inf but one.
+
+    Of any other kind they stay as they are.
+    """
+    num_rows, vocab = rows.shape
+    if kind == "tied":
+        return rows.round()
+    if kind == "masked":
+        rows[:, torch.arange(vocab) % 7 != 3] = -torch.inf
+    elif kind == "one id":
+        rows[:] = -torch.inf
+        rows[torch.arange(num_rows), torch.arange(num_rows) * (vocab // num_rows)] = 1.0
+    return rows
+
+
 def one_tile(scores: torch.Tensor, block_size: int) -> TorchTile:
     """The tile of all given scores, ``[rows, ids]``, at temperature 1."""
     return TorchTile(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from vllm_diffgemma_tp import ARCHITECTURE, cpu_engine
-from vllm_diffgemma_tp.bench import live, live_report
+from vllm_diffgemma_tp.bench import live, live_report, resident
 from vllm_diffgemma_tp.errors import UserError
 
 MODEL = Path(__file__).parents[1] / live.MODEL
@@ -109,7 +109,7 @@ def test_a_ranks_weights(text_config: dict[str, Any]) -> None:
 
 
 def test_memory_is_read_in_units_of_1024_bytes() -> None:
-    assert live.parse_memory(STATUS) == {"VmHWM": 2 * 2**20, "VmRSS": 2**20}
+    assert resident.parse_memory(STATUS) == {"VmHWM": 2 * 2**20, "VmRSS": 2**20}
 
 
 def test_this_process_has_a_memory() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shards import Ranks, no_collectives, shards
+from shards import Ranks, no_collectives, shaped, shards
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_diffgemma_tp import cpu_engine
@@ -44,18 +44,11 @@ def logit_rows(kind: str, vocab: int, rows: int = ROWS) -> torch.Tensor:
         logits = (8 * logits).clamp(-30, 30)
     elif kind == "flat":
         logits = torch.full_like(logits, -7.25)
-    elif kind == "tied":
-        logits = logits.round()
     elif kind == "two levels":
         logits = torch.where(logits > 2, 3.0, -1.0)
-    elif kind == "masked":
-        logits[:, torch.arange(vocab) % 7 != 3] = -torch.inf
-    elif kind == "one id":
-        logits[:] = -torch.inf
-        logits[torch.arange(rows), torch.arange(rows) * (vocab // rows)] = 1.0
     elif kind == "zeros":
         logits = torch.where(logits > 0, 0.0, -0.0)
-    return logits
+    return shaped(logits, kind)
 
 
 def filter_rows(

@@ -12,6 +12,7 @@ from shards import (
     local_weight,
     no_collectives,
     one_tile,
+    shaped,
     shards,
     vocab_step,
 )
@@ -73,14 +74,7 @@ def score_rows(kind: str, vocab: int, rows: int = 20) -> torch.Tensor:
         scores *= 30
     elif kind == "flat":
         scores *= 0
-    elif kind == "tied":
-        scores = scores.round()
-    elif kind == "masked":
-        scores[:, torch.arange(vocab) % 7 != 3] = -torch.inf
-    elif kind == "one id":
-        scores[:] = -torch.inf
-        scores[torch.arange(rows), torch.arange(rows) * (vocab // rows)] = 1.0
-    return scores
+    return shaped(scores, kind)
 
 
 KINDS = ["plain", "peaked", "flat", "tied", "masked", "one id"]

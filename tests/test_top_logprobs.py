@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from shards import Ranks, no_collectives, shards
+from shards import Ranks, no_collectives, shaped, shards
 
 from vllm_diffgemma_tp import cpu_engine
 from vllm_diffgemma_tp.sampling import top_logprobs
@@ -35,16 +35,9 @@ def score_rows(kind: str, vocab: int, rows: int = ROWS) -> torch.Tensor:
         scores *= 10
     elif kind == "flat":
         scores = torch.full_like(scores, 7.25)
-    elif kind == "tied":
-        scores = scores.round()
-    elif kind == "masked":
-        scores[:, torch.arange(vocab) % 7 != 3] = -torch.inf
-    elif kind == "one id":
-        scores[:] = -torch.inf
-        scores[torch.arange(rows), torch.arange(rows) * (vocab // rows)] = 1.0
     elif kind == "high":
         scores += 900
-    return scores
+    return shaped(scores, kind)
 
 
 def given_ids(vocab: int) -> torch.Tensor:
@@ -145,7 +138,6 @@ def canvas_logprobs(
 
         canvas = CanvasLogprobs(
             SimpleNamespace(
-                of_batch=lambda *_: SimpleNamespace(whole=whole),
                 shard=own[rank],
                 collectives=collectives if tp_size > 1 else no_collectives(),
                 options={SLOT: SimpleNamespace(read_only=False)},
@@ -158,13 +150,12 @@ def canvas_logprobs(
             logits_mode,
         )
         reported = canvas.collect(
-            torch.empty(2 * CANVAS, 1),
+            SimpleNamespace(whole=whole),  # type: ignore[arg-type]
             SimpleNamespace(
                 slots_np=np.array([0, SLOT]),
                 widths_np=np.array([CANVAS, CANVAS]),
                 index_np=np.array([0, 1]),
             ),  # type: ignore[arg-type]
-            torch.ones(2 * CANVAS),
             scores.argmax(-1),
             finished=torch.tensor([True, True]),
             num_sampled=torch.tensor([0, CANVAS]),

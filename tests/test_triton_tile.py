@@ -16,10 +16,10 @@ from vllm_diffgemma_tp import cpu_engine
 cpu_engine.arrange()
 
 from vllm_diffgemma_tp.sampling import triton_tile  # noqa: E402
-from vllm_diffgemma_tp.sampling.block_stats import finite_or_zero  # noqa: E402
 from vllm_diffgemma_tp.sampling.tile import (  # noqa: E402
     MIN_TEMPERATURE,
     TorchTile,
+    finite_or_zero,
 )
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -98,7 +98,9 @@ def threads_bind(tensor_parallel_size: int, cores: Sequence[int]) -> str:
     if per_rank == 0:
         shares = [[cores[rank % len(cores)]] for rank in ranks]
     else:
-        shares = [list(cores[rank * per_rank :][:per_rank]) for rank in ranks]
+        shares = [
+            list(cores[rank * per_rank : (rank + 1) * per_rank]) for rank in ranks
+        ]
     return "|".join(",".join(map(str, share)) for share in shares)
 
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 
 from vllm_diffgemma_tp import ARCHITECTURE, __version__, cpu_engine, preflight
+from vllm_diffgemma_tp.environment import quiet_vllm
 from vllm_diffgemma_tp.errors import UserError
 
 
@@ -43,20 +44,19 @@ def run(args: argparse.Namespace) -> int:
 def examine() -> list[Finding]:
     """Run the checks in order. Those that need vLLM are left out where it is absent."""
     # stdout belongs to the findings.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    cpu_engine.arrange()
-    findings = [
-        Finding("versions", True, _versions()),
-        _examine("vllm", _vllm),
-        _examine("plugin", _plugin),
-    ]
-    if findings[1].ok:
-        findings += [
-            _examine("registered", _registered),
-            _examine("engine", _engine),
-            _examine("processor", _processor),
+    with quiet_vllm():
+        cpu_engine.arrange()
+        findings = [
+            Finding("versions", True, _versions()),
+            _examine("vllm", _vllm),
+            _examine("plugin", _plugin),
         ]
+        if findings[1].ok:
+            findings += [
+                _examine("registered", _registered),
+                _examine("engine", _engine),
+                _examine("processor", _processor),
+            ]
     return findings
 
 

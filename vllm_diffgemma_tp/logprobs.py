@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from vllm.v1.outputs import LogprobsTensors
 
 from vllm_diffgemma_tp.canvas_batch import CanvasBatch
 from vllm_diffgemma_tp.sampling.top_logprobs import TopScores
-from vllm_diffgemma_tp.scores import OwnedScores
+from vllm_diffgemma_tp.scores import BatchScores, OwnedScores
 
 # Top entries of all ranks that are merged at once, 8 bytes each.
 _MERGED_ENTRIES = 2**22
@@ -44,9 +45,8 @@ class CanvasLogprobs:
 
     def collect(
         self,
-        hidden_states: torch.Tensor,
+        scores: BatchScores,
         batch: CanvasBatch,
-        temperature: torch.Tensor,
         argmax: torch.Tensor,
         finished: torch.Tensor,
         num_sampled: torch.Tensor,
@@ -54,9 +54,8 @@ class CanvasLogprobs:
         """Stash the logprobs of finished canvases; report those of emitted ones.
 
         Args:
-            hidden_states: ``[rows, hidden]``.
+            scores: Of this step's rows.
             batch: The requests the rows belong to.
-            temperature: ``[rows]`` fp32, of this step.
             argmax: The ids that a canvas finished in this step will emit, ``[rows]``.
             finished: Requests whose canvas this step finished, ``[requests]`` bool.
             num_sampled: Tokens emitted, of every request in the batch, ``[num_reqs]``.
@@ -75,7 +74,7 @@ class CanvasLogprobs:
             if finished_np[i]:
                 rows = slice(int(ends[i] - batch.widths_np[i]), int(ends[i]))
                 self._pending[slots[i]] = self._of_canvas(
-                    hidden_states, batch, temperature, argmax, slots[i], rows
+                    scores, argmax, slots[i], rows
                 )
 
         emitted = num_sampled.cpu().numpy()
@@ -102,9 +101,7 @@ class CanvasLogprobs:
 
     def _of_canvas(
         self,
-        hidden_states: torch.Tensor,
-        batch: CanvasBatch,
-        temperature: torch.Tensor,
+        scores: BatchScores,
         argmax: torch.Tensor,
         slot: int,
         rows: slice,
@@ -117,8 +114,7 @@ class CanvasLogprobs:
         """
         if self.scores.options[slot].read_only:
             # A read reports the model's own distribution, not the schedule's.
-            temperature = torch.ones_like(temperature)
-        scores = self.scores.of_batch(hidden_states, batch, temperature)
+            scores = replace(scores, temperature=torch.ones_like(scores.temperature))
         shard, collectives = self.scores.shard, self.scores.collectives
         num_given, num_top = self._num_token_ids(slot), max(self._num_logprobs(slot), 0)
         width = 1 + max(num_given, num_top)

@@ -96,7 +96,7 @@ class DiffusionSampler:
             scores = self.scores.of_batch(hidden_states, batch, temperature)
             argmax, finished = self._denoise(scores, batch, sampled, num_sampled)
             logprobs = self.logprobs.collect(
-                hidden_states, batch, temperature, argmax, finished, num_sampled
+                scores, batch, argmax, finished, num_sampled
             )
 
         lengths_np = np.stack(
@@ -227,8 +227,9 @@ class DiffusionSampler:
         self._store_soft_embedding(tokens.soft_embedding, batch, continues)
         self._publish(slots, canvas)
         if self.checks_lockstep:
-            step_of = self.vocab_step
-            lockstep.check_canvases(states, slots, step_of.shard, step_of.collectives)
+            lockstep.check_canvases(
+                states, slots, self.vocab_step.shard, self.vocab_step.collectives
+            )
         return tokens.argmax, finished
 
     def _store_soft_embedding(

@@ -57,13 +57,17 @@ class OwnedScores:
         top_k, top_p = self.sampling_states.get_top_k_top_p(
             batch.row_slots, batch.slots_np
         )
+        if top_k is None and top_p is None:
+            filtered = np.zeros(len(hidden_states), dtype=bool)
+        else:
+            filtered = self._filtered_rows(batch)
         return BatchScores(
             self,
             hidden_states,
             temperature,
             top_k,
             top_p,
-            self._filtered_rows(batch),
+            filtered,
             self._closed_ids(batch),
         )
 

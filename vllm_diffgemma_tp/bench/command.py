@@ -5,11 +5,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,18 +15,14 @@ from vllm_diffgemma_tp.bench import rank, report
 from vllm_diffgemma_tp.bench.group import remove_shared_memory
 from vllm_diffgemma_tp.bench.processes import run_ranks
 from vllm_diffgemma_tp.bench.shape import CANVAS_LENGTH, VARIANT_NAMES, BenchPlan
+from vllm_diffgemma_tp.environment import quiet_vllm
 from vllm_diffgemma_tp.errors import UserError
 from vllm_diffgemma_tp.evals.command import (
     positive_int,
     positive_ints,
     terminating_like_ctrl_c,
 )
-
-# Standard output belongs to the table.
-_LOGGING = {
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-}
+from vllm_diffgemma_tp.evals.server import free_port
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,31 +78,16 @@ def run(args: argparse.Namespace) -> int:
     plans = [_plan(args, tp_size) for tp_size in dict.fromkeys(args.tp or [1, 2])]
     for plan in plans:
         check_plan(plan)
-    with _default_environment(_LOGGING):
+    # Standard output belongs to the table.
+    with quiet_vllm():
         cpu_engine.arrange()
         preflight.check_vllm()
         with terminating_like_ctrl_c():
             shapes = measure(plans)
     print(report.as_text(shapes))
     if args.json is not None:
-        content = shapes[0] if len(shapes) == 1 else shapes
-        try:
-            args.json.write_text(json.dumps(content, indent=2) + "\n")
-        except OSError as error:
-            raise UserError(f"--json {args.json} was not written: {error}.") from error
+        report.write_json(args.json, shapes)
     return 0
-
-
-@contextmanager
-def _default_environment(defaults: Mapping[str, str]) -> Iterator[None]:
-    """Set what is not set, for this process and the ranks, and unset it again."""
-    added = {name: value for name, value in defaults.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
 
 
 def _plan(args: argparse.Namespace, tp_size: int) -> BenchPlan:
@@ -200,10 +177,3 @@ def measure(plans: list[BenchPlan]) -> list[dict[str, Any]]:
                 remove_shared_memory(port)
             shapes += report.results(plan, reports)
     return shapes
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

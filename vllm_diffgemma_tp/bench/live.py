@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import time
 import urllib.request
@@ -23,7 +22,8 @@ from typing import Any
 import psutil
 
 from vllm_diffgemma_tp import cpu_engine, preflight
-from vllm_diffgemma_tp.bench import live_report
+from vllm_diffgemma_tp.bench import live_report, report
+from vllm_diffgemma_tp.bench.resident import memory, reset_peak
 from vllm_diffgemma_tp.errors import UserError
 from vllm_diffgemma_tp.evals.command import run_folder, say, terminating_like_ctrl_c
 from vllm_diffgemma_tp.evals.server import Server, group_members
@@ -89,11 +89,7 @@ def run(args: argparse.Namespace) -> int:
             reports.append(live_report.result(MODEL, tp_size, classes))
     print("\n\n".join(map(live_report.as_text, reports)))
     if args.json is not None:
-        content = reports[0] if len(reports) == 1 else reports
-        try:
-            args.json.write_text(json.dumps(content, indent=2) + "\n")
-        except OSError as error:
-            raise UserError(f"--json {args.json} was not written: {error}.") from error
+        report.write_json(args.json, reports)
     return 0
 
 
@@ -153,8 +149,8 @@ def measure(name: str, tp_size: int, folder: Path) -> dict[str, Any]:
         workers = worker_processes(group_members(server.process_group))
         ready = [memory(worker.pid) for worker in workers]
         for worker in workers:
-            # From here on, VmHWM is the peak of serving (proc(5)).
-            Path(f"/proc/{worker.pid}/clear_refs").write_text("5")
+            # From here on, VmHWM is the peak of serving.
+            reset_peak(worker.pid)
         warm_up_seconds = seconds_of_request(server, SHORT)
         seconds: dict[int, list[float]] = {SHORT: [], LONG: []}
         for pair in range(NUM_PAIRS):
@@ -236,14 +232,3 @@ def worker_processes(members: Sequence[psutil.Process]) -> list[psutil.Process]:
         if found:
             return sorted(found, key=lambda process: titles[process])
     raise RuntimeError(f"no worker among {sorted(titles.values())}")
-
-
-def memory(pid: int) -> dict[str, int]:
-    """Bytes resident in a process: at its highest (VmHWM), and now (VmRSS)."""
-    return parse_memory(Path(f"/proc/{pid}/status").read_text())
-
-
-def parse_memory(status: str) -> dict[str, int]:
-    """The same from the text of a ``/proc/PID/status``, whose kB are 1024 bytes."""
-    found = re.findall(r"^(VmHWM|VmRSS):\s+(\d+) kB$", status, re.MULTILINE)
-    return {name: int(kilobytes) * 1024 for name, kilobytes in found}

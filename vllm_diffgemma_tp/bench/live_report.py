@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from vllm_diffgemma_tp.bench.report import aligned
+
 #: Whose class a server runs; they take turns in this order.
 CLASSES = ("ours", "in_tree")
 _BYTES_PER_WEIGHT = 2  # bf16
@@ -120,17 +122,6 @@ def as_text(report: dict[str, Any]) -> str:
         ours, in_tree = (report["classes"][of][name] for of in CLASSES)
         ratio = f"{in_tree / ours:.2f}" if ours > 0 else "-"
         lines.append((title.format(steps=steps), shown(ours), shown(in_tree), ratio))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    table = [
-        "  ".join(
-            [line[0].ljust(widths[0])]
-            + [
-                cell.rjust(width)
-                for cell, width in zip(line[1:], widths[1:], strict=True)
-            ]
-        )
-        for line in lines
-    ]
     heading = (
         f"Live at T = {report['tp']}: {report['vocab_size']} ids x "
         f"{report['hidden_size']}, {report['num_layers']} layers, canvas "
@@ -141,7 +132,7 @@ def as_text(report: dict[str, Any]) -> str:
         f"weights {_megabytes(report['weight_bytes_per_rank'])} MB a rank; memory is "
         "the process's resident size, the largest rank's"
     )
-    return "\n".join([heading, "", *table, note])
+    return "\n".join([heading, "", *aligned(lines, left=(0,)), note])
 
 
 def _seconds(value: float) -> str:

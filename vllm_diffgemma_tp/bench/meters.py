@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vllm_diffgemma_tp.bench.resident import memory, reset_peak
+
 if TYPE_CHECKING:
     from vllm.distributed.parallel_state import GroupCoordinator
 
-_PROC = Path("/proc/self")
 # glibc's mallopt(3).
 _M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES = -3, 128 * 2**10
 _M_PERTURB, _PERTURB_BYTE = -6, 0x5A
@@ -82,8 +81,8 @@ def make_allocations_resident() -> None:
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
     """How far memory rises above its level before ``work``, at the highest.
 
-    On a CPU that is the process's resident high-water mark (VmHWM, which writing 5 to
-    clear_refs resets; proc(5)), on an accelerator what torch allocated.
+    On a CPU that is the resident high-water mark of the process, on an accelerator what
+    torch allocated.
     """
     gc.collect()
     if device.type != "cpu":
@@ -96,13 +95,7 @@ def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
-    (_PROC / "clear_refs").write_text("5")
-    before = _status_bytes("VmRSS")
+    reset_peak()
+    before = memory()["VmRSS"]
     work()
-    return max(0, _status_bytes("VmHWM") - before)
-
-
-def _status_bytes(field: str) -> int:
-    found = re.search(rf"^{field}:\s+(\d+) kB", (_PROC / "status").read_text(), re.M)
-    assert found is not None, f"/proc/self/status lacks {field}"
-    return int(found[1]) * 1024
+    return max(0, memory()["VmHWM"] - before)

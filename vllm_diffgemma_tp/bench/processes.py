@@ -13,6 +13,7 @@ from collections.abc import Callable
 from multiprocessing import connection, get_context, resource_tracker
 from typing import Any
 
+from vllm_diffgemma_tp.environment import environment
 from vllm_diffgemma_tp.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
@@ -73,16 +74,10 @@ def _start_resource_tracker() -> None:
     vLLM's ranks share memory, and a rank that is killed does not remove its part; that
     the tracker then does is no news to the user.
     """
-    variable = "PYTHONWARNINGS"
-    before = os.environ.get(variable)
+    own = os.environ.get("PYTHONWARNINGS")
     quiet = "ignore:resource_tracker:UserWarning"
-    os.environ[variable] = quiet if not before else f"{before},{quiet}"
-    try:
+    with environment({"PYTHONWARNINGS": f"{own},{quiet}" if own else quiet}):
         resource_tracker.ensure_running()
-    finally:
-        del os.environ[variable]
-        if before is not None:
-            os.environ[variable] = before
 
 
 def _collect(

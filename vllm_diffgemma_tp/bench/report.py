@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from vllm_diffgemma_tp.bench.rank import RankReport, StepFigures
 from vllm_diffgemma_tp.bench.shape import CANVAS_LENGTH, BenchPlan
+from vllm_diffgemma_tp.errors import UserError
 
 # What is divided by what, named ``numerator/denominator quantity``.
 _RATIOS = (
@@ -89,6 +92,34 @@ def _ratios(variants: dict[str, dict[str, Any]]) -> dict[str, float]:
     }
 
 
+def write_json(path: Path, reports: Sequence[dict[str, Any]]) -> None:
+    """Write a report as an object, several as a list.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    content = reports[0] if len(reports) == 1 else reports
+    try:
+        path.write_text(json.dumps(content, indent=2) + "\n")
+    except OSError as error:
+        raise UserError(f"--json {path} was not written: {error}.") from error
+
+
+def aligned(lines: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
+    """Lines of cells in columns, those of ``left`` to the left, the rest to the right.
+
+    Every line has a cell for every column.
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+
+
 def as_text(shapes: Sequence[dict[str, Any]]) -> str:
     """A table with a line a variant, and each shape's ratios under it. 1 MB = 1e6 B."""
     lines: list[Sequence[str]] = [_COLUMNS]
@@ -97,17 +128,10 @@ def as_text(shapes: Sequence[dict[str, Any]]) -> str:
         for name, figures in shape["variants"].items():
             lines.append(_line(shape, name, figures))
         ratios[len(lines) - 1] = shape["ratios"]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = []
-    for index, line in enumerate(lines):
-        cells = zip(line, widths, strict=True)
-        text.append(
-            "  ".join(
-                # Names and remarks to the left, numbers to the right.
-                cell.ljust(width) if column in (2, 9) else cell.rjust(width)
-                for column, (cell, width) in enumerate(cells)
-            ).rstrip()
-        )
+    # Names and remarks to the left, numbers to the right.
+    for index, line in enumerate(aligned(lines, left=(2, 9))):
+        text.append(line)
         if ratios.get(index):
             text.append("  " + _ratio_line(ratios[index]))
     first = shapes[0]

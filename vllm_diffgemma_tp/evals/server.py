@@ -68,7 +68,7 @@ class Server:
         self.model = model
         self.tensor_parallel_size = tensor_parallel_size
         self.log_path = log_path
-        self.port = port or _free_port()
+        self.port = port or free_port()
         self.base_url = f"http://{HOST}:{self.port}"
         # The last of two equal flags wins, so T and the address are ours.
         self.command = [
@@ -211,7 +211,8 @@ def telling_line(log: str) -> str:
     return (causes or found or lines or ["it printed nothing"])[-1]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

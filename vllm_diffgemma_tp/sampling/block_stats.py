@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_diffgemma_tp.sampling.tile import TileStatistics
+from vllm_diffgemma_tp.sampling.tile import TileStatistics, finite_or_zero
 from vllm_diffgemma_tp.vocab_shard import VocabShard
 
 # Token ids travel as fp32 beside the statistics; fp32 holds integers to here.
@@ -138,8 +138,3 @@ class RowStatistics:
             total=total,
             entropy=total.log() - moment / total,
         )
-
-
-def finite_or_zero(peak: torch.Tensor) -> torch.Tensor:
-    """A maximum safe to subtract: -inf - -inf would be NaN where nothing has mass."""
-    return torch.where(peak == -torch.inf, 0.0, peak)

@@ -106,7 +106,7 @@ class TorchTile:
         x = x.unflatten(1, (num_blocks, block_size))
         peak = x.amax(dim=-1)
         offset = _lowest_offset(x, peak, weights.view_as(x))
-        x.sub_(torch.where(peak == -torch.inf, 0.0, peak)[..., None])
+        x.sub_(finite_or_zero(peak)[..., None])
         if excluded is not None or num_ids < num_blocks * block_size:
             x.clamp_min_(_NO_MASS)
         self._logits = logits
@@ -148,3 +148,8 @@ def softcapped(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
     """c tanh(logits / c) in fp32; in place where the logits are fp32 already."""
     x = logits.float()
     return x if softcap is None else x.mul_(1 / softcap).tanh_().mul_(softcap)
+
+
+def finite_or_zero(peak: torch.Tensor) -> torch.Tensor:
+    """A maximum safe to subtract: -inf - -inf would be NaN where nothing has mass."""
+    return torch.where(peak == -torch.inf, 0.0, peak)

@@ -19,8 +19,11 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_diffgemma_tp.sampling.block_stats import finite_or_zero
-from vllm_diffgemma_tp.sampling.tile import MIN_TEMPERATURE, TileStatistics
+from vllm_diffgemma_tp.sampling.tile import (
+    MIN_TEMPERATURE,
+    TileStatistics,
+    finite_or_zero,
+)
 
 # Ids a program holds in registers at a time.
 _MAX_CHUNK = 2048

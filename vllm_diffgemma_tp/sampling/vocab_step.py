@@ -27,14 +27,13 @@ from vllm_diffgemma_tp.sampling.block_stats import (
     BlockLayout,
     BlockTable,
     RowStatistics,
-    finite_or_zero,
 )
 from vllm_diffgemma_tp.sampling.counter_rng import RowCounters
 from vllm_diffgemma_tp.sampling.sample import BlockRace, winning_id
-from vllm_diffgemma_tp.sampling.tile import Tile
+from vllm_diffgemma_tp.sampling.tile import Tile, finite_or_zero
 from vllm_diffgemma_tp.sampling.tile_plan import Workspace
 from vllm_diffgemma_tp.self_conditioning import add_product
-from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
+from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard, of_all_ranks
 
 #: The tile of a slice of the owned ids, for one tile of rows.
 TilesOfRows = Callable[[slice], Tile]
@@ -150,10 +149,7 @@ class VocabStep:
 
     def merge(self, local: torch.Tensor, want_soft_embedding: bool) -> TokenRows:
         """Put together what the ranks found, ``[rows, 4 + 3 * blocks_per_rank]``."""
-        gathered = (
-            local if self.shard.tp_size == 1 else self.collectives.all_gather(local)
-        )
-        gathered = gathered.view(self.shard.tp_size, *local.shape)
+        gathered = of_all_ranks(local, self.shard, self.collectives)
         peaks, argmaxes, scores, candidates = gathered[..., :4].unbind(-1)
         layout = BlockLayout.of_shard(self.shard)
         merged = RowStatistics.of_table(
