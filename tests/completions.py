@@ -26,13 +26,19 @@ def complete(server: Server, prompt: str | list[int], **settings: Any) -> Any:
 
 def stream(server: Server, prompt: str | list[int], **settings: Any) -> Iterator[Any]:
     """The same choice as it grows, a piece for every canvas that was emitted."""
+    for event in events(server, prompt, **settings):
+        yield from event["choices"]
+
+
+def events(server: Server, prompt: str | list[int], **settings: Any) -> Iterator[Any]:
+    """The events of a streamed answer; the last may hold an error instead of choices."""
     with _post(server, prompt, {**settings, "stream": True}) as reply:
         for line in reply:
             event = line.decode().strip().removeprefix("data: ")
             if event == "[DONE]":
                 return
             if event:
-                yield from json.loads(event)["choices"]
+                yield json.loads(event)
 
 
 def token_ids(choice: Any) -> list[int]:

@@ -8,7 +8,9 @@ it: whoever needs another T, or none, gets it stopped first.
 """
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ class LiveServers:
         self._folder = folder
         self._config = load_config(TINY_CONFIG)
         self._running: Server | None = None
+        self._count = count()
 
     def at(self, tensor_parallel_size: int, checkpoint: Path | None = None) -> Server:
         """The server at T, started unless it is the one that runs."""
@@ -48,6 +51,29 @@ class LiveServers:
         )
         self._running = server.__enter__()
         return self._running
+
+    @contextmanager
+    def own(
+        self,
+        tensor_parallel_size: int,
+        server_args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> Iterator[Server]:
+        """A server of the tiny checkpoint that nobody shares; the others are stopped.
+
+        Its flags come after those of the shared one, so they win.
+        """
+        self.stop()
+        folder = self._folder / f"own-{next(self._count)}"
+        with Server(
+            str(self._config.model_name),
+            tensor_parallel_size,
+            folder / "server.log",
+            [*self._config.server_arguments, *server_args],
+            env={"VLLM_CACHE_ROOT": str(folder / "vllm-cache"), **(env or {})},
+            startup_max_wait_seconds=self._config.startup_max_wait_seconds,
+        ) as server:
+            yield server
 
     def stop(self) -> None:
         if self._running is not None:

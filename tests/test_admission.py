@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Requests the sampler does not honour are refused where they enter."""
+"""What the sampler does not honour is refused where it enters, by name."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,52 +14,141 @@ import pytest
 from vllm_diffgemma_tp import admission, cpu_engine
 
 cpu_engine.arrange()
+from vllm.entrypoints.generate.beam_search.offline import (  # noqa: E402
+    BeamSearchOfflineMixin,
+)
+from vllm.entrypoints.generate.beam_search.online import (  # noqa: E402
+    BeamSearchOnlineMixin,
+)
 from vllm.exceptions import VLLMValidationError  # noqa: E402
 from vllm.sampling_params import SamplingParams  # noqa: E402
 
-DIFFUSION: Any = SimpleNamespace(is_diffusion=True)
-AUTOREGRESSIVE: Any = SimpleNamespace(is_diffusion=False)
+VOCAB = 50
+IN_TREE = (
+    (SamplingParams, "verify"),
+    (SamplingParams, "_validate_diffusion"),
+    (BeamSearchOnlineMixin, "beam_search"),
+    (BeamSearchOfflineMixin, "beam_search"),
+)
+
+
+def model(is_diffusion: bool) -> Any:
+    return SimpleNamespace(
+        is_diffusion=is_diffusion,
+        get_vocab_size=lambda: VOCAB,
+        max_logprobs=20,
+        max_model_len=64,
+    )
+
+
+class Letters:
+    """A tokenizer of one token a letter, and one for " no"."""
+
+    max_token_id = VOCAB - 1
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if text == " no":
+            return [40]
+        return [ord(letter) - ord("a") for letter in text if letter != " "]
 
 
 @pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Registered as an attribute to restore, which installing then replaces.
-    monkeypatch.setattr(
-        SamplingParams, "_validate_diffusion", SamplingParams._validate_diffusion
-    )
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # Registered as attributes to restore, which installing then replaces.
+    for owner, name in IN_TREE:
+        monkeypatch.setattr(owner, name, getattr(owner, name))
     admission.install()
+    yield
 
 
-REFUSED: list[dict[str, Any]] = [
-    {"repetition_penalty": 1.1},
-    {"frequency_penalty": 0.5},
-    {"presence_penalty": -0.5},
-    {"prompt_logprobs": 1},
-    {"seed": 2**63},
-    {"seed": 2**63 - 1, "n": 2},
+def verify(is_diffusion: bool = True, **settings: Any) -> SamplingParams:
+    params = SamplingParams(**settings)
+    tokenizer: Any = Letters()
+    params.verify(model(is_diffusion), None, None, tokenizer)
+    return params
+
+
+CONSTRAINED = {"extra_args": {"diffusion_constrained": 1}}
+REFUSED: dict[str, list[dict[str, Any]]] = {
+    "repetition_penalty": [{"repetition_penalty": 1.1}],
+    "frequency_penalty": [{"frequency_penalty": 0.5}],
+    "presence_penalty": [{"presence_penalty": -0.5}],
+    "min_tokens": [{"min_tokens": 3}],
+    "thinking_token_budget": [{"thinking_token_budget": 10}],
+    "trace_decode_token_ids": [{"trace_decode_token_ids": [1]}],
+    "prompt_logprobs": [{"prompt_logprobs": 1}, {"prompt_logprobs": 0}],
+    "prompt_logprob_token_ids": [{"prompt_logprob_token_ids": [[1]]}],
+    "seed": [{"seed": 2**63}, {"seed": 2**63 - 1, "n": 2}, {"seed": -(2**63) - 1}],
+    "bad_words": [{"bad_words": ["no"]}, {"bad_words": ["a", "abc"]}],
+    "allowed_token_ids": [{"allowed_token_ids": [0, 1], "bad_words": ["a", "b"]}],
+    "diffusion_constrained": [
+        {"logprob_token_ids": [0], "bad_words": ["a"], **CONSTRAINED},
+        {"logprob_token_ids": [0], "allowed_token_ids": [1], **CONSTRAINED},
+    ],
+    "diffusion_canvas": [{"extra_args": {"diffusion_canvas": 8}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [(name, settings) for name, cases in REFUSED.items() for settings in cases],
+)
+def test_what_is_not_honoured_is_refused_by_name(
+    name: str, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(VLLMValidationError, match=f"^{name} ") as refused:
+        verify(**settings)
+    assert refused.value.parameter == name
+    verify(is_diffusion=False, **settings)
+
+
+HONOURED: list[dict[str, Any]] = [
+    {"top_k": 5, "top_p": 0.9, "logprobs": 3},
+    {"seed": -7},
+    {"temperature": 0.0},
+    {"temperature": 2.0, "min_p": 0.1},
+    {"logit_bias": {3: 5.0}, "bad_words": ["a"], "allowed_token_ids": [0, 1]},
+    {"logprob_token_ids": [0, 1], "allowed_token_ids": [1], **CONSTRAINED},
+    {"extra_args": {"diffusion_max_steps": 3, "someone_elses": 1}},
 ]
 
 
-@pytest.mark.parametrize("settings", REFUSED, ids=lambda s: next(iter(s)))
-def test_what_is_not_honoured_is_refused_by_name(settings: dict[str, Any]) -> None:
-    params = SamplingParams(temperature=1.0, **settings)
+@pytest.mark.parametrize("settings", HONOURED)
+def test_what_is_honoured_passes_as_it_was_asked_for(settings: dict[str, Any]) -> None:
+    params = verify(**settings)
+    assert {name: getattr(params, name) for name in settings} == settings
+
+
+def test_bad_words_without_a_tokenizer_are_refused() -> None:
+    with pytest.raises(VLLMValidationError, match="^bad_words needs a tokenizer"):
+        SamplingParams(bad_words=["a"]).verify(model(True), None, None, None)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"allowed_token_ids": [VOCAB]}, {"logit_bias": {-1: 1.0}}]
+)
+def test_vllm_keeps_its_own_checks(settings: dict[str, Any]) -> None:
     with pytest.raises(VLLMValidationError, match=next(iter(settings))):
-        params._validate_diffusion(DIFFUSION)
-    params._validate_diffusion(AUTOREGRESSIVE)
+        verify(**settings)
 
 
-def test_plain_requests_pass() -> None:
-    params = SamplingParams(temperature=1.0, top_k=5, top_p=0.9, logprobs=3, seed=-7)
-    params._validate_diffusion(DIFFUSION)
-    assert params.seed == -7
+def test_beam_search_is_refused() -> None:
+    owner = SimpleNamespace(
+        engine_client=SimpleNamespace(model_config=model(True)),
+        model_config=model(True),
+    )
+    with pytest.raises(VLLMValidationError, match="^use_beam_search "):
+        BeamSearchOfflineMixin.beam_search(owner, [], None)  # type: ignore[arg-type]
 
+    async def first() -> None:
+        async for _ in BeamSearchOnlineMixin.beam_search(owner, {}, "", None):  # type: ignore
+            break
 
-def test_vllm_keeps_its_own_checks() -> None:
-    with pytest.raises(VLLMValidationError, match="min_tokens"):
-        SamplingParams(temperature=1.0, min_tokens=3)._validate_diffusion(DIFFUSION)
+    with pytest.raises(VLLMValidationError, match="^use_beam_search "):
+        asyncio.run(first())
 
 
 def test_installing_twice_changes_nothing() -> None:
-    once = SamplingParams._validate_diffusion
+    once = [getattr(owner, name) for owner, name in IN_TREE]
     admission.install()
-    assert SamplingParams._validate_diffusion is once
+    assert [getattr(owner, name) for owner, name in IN_TREE] == once

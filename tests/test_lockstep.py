@@ -17,6 +17,7 @@ from test_sampler import CANVAS, MAX_STEPS, SLOTS, VOCAB, Rig
 from vllm_diffgemma_tp import lockstep
 from vllm_diffgemma_tp.lockstep import DivergedRanksError
 from vllm_diffgemma_tp.sampling.request_states import CanvasOptions, CanvasStates
+from vllm_diffgemma_tp.sampling.vocab_edits import VocabEdits
 from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives, of_all_ranks
 
@@ -25,7 +26,7 @@ STEPS = 4
 OPTIONS = (
     CanvasOptions(CANVAS, MAX_STEPS),
     CanvasOptions(CANVAS, 3, seed_canvas=list(range(CANVAS)), pinned=(0, 5)),
-    CanvasOptions(CANVAS, MAX_STEPS, allowed=(3, 60, 70, 130, 200)),
+    CanvasOptions(CANVAS, MAX_STEPS, edits=VocabEdits(allowed=(3, 60, 70, 130, 200))),
 )
 
 Disturbance = Callable[[Rig], None]

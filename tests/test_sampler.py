@@ -22,6 +22,7 @@ from vllm_diffgemma_tp.sampling.request_states import (
 )
 from vllm_diffgemma_tp.sampling.schedule import DenoisingSchedule
 from vllm_diffgemma_tp.sampling.tile_plan import TilePlan, Workspace
+from vllm_diffgemma_tp.sampling.vocab_edits import VocabEdits
 from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives
 
@@ -31,6 +32,7 @@ from vllm_diffgemma_tp.sampler import DiffusionSampler  # noqa: E402
 from vllm_diffgemma_tp.scores import OwnedScores  # noqa: E402
 
 SLOTS, CANVAS, VOCAB, HIDDEN, MAX_STEPS = 4, 8, 245, 16, 6
+CONFINED = VocabEdits(allowed=(3, 60, 70, 130, 200))
 WEIGHT = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(5))
 
 
@@ -154,7 +156,9 @@ def canvases_of(tp_size: int, steps: int = 5) -> list[list[torch.Tensor]]:
     options = (
         CanvasOptions(CANVAS, MAX_STEPS),
         CanvasOptions(CANVAS, 3, seed_canvas=list(range(CANVAS)), pinned=(0, 5)),
-        CanvasOptions(CANVAS, MAX_STEPS, allowed=(3, 60, 70, 130, 200)),
+        CanvasOptions(
+            CANVAS, MAX_STEPS, edits=VocabEdits(allowed=(3, 60, 70, 130, 200))
+        ),
     )
 
     def rank_main(rank: int, collectives: ShardCollectives) -> list[torch.Tensor]:
@@ -280,7 +284,9 @@ def test_pinned_positions_keep_their_seed() -> None:
 
 def test_a_confined_request_emits_allowed_ids_only() -> None:
     allowed = (3, 60, 130, 244)
-    options = CanvasOptions(CANVAS, 1, read_only=True, allowed=allowed)
+    options = CanvasOptions(
+        CANVAS, 1, read_only=True, edits=VocabEdits(allowed=allowed)
+    )
     for tp_size in (1, 4):
         group = Ranks(tp_size)
 

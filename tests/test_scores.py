@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from shards import no_collectives, shards
+from shards import Ranks, local_weight, no_collectives, one_tile, shards
 
 from vllm_diffgemma_tp import cpu_engine
+from vllm_diffgemma_tp.sampling import vocab_edits
+from vllm_diffgemma_tp.sampling.compact_tile import CompactTile
 from vllm_diffgemma_tp.sampling.request_states import CanvasOptions
 from vllm_diffgemma_tp.sampling.tile_plan import TilePlan, Workspace
+from vllm_diffgemma_tp.sampling.vocab_edits import VocabEdits
+from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
 
 cpu_engine.arrange()
 from vllm.v1.sample.ops.topk_topp_sampler import (  # noqa: E402
@@ -41,29 +45,34 @@ TEMPERATURE = torch.linspace(0.4, 1.0, ROWS)
 
 
 def batch_scores(
-    dtype: torch.dtype, top_k: int | None, allowed: tuple[int, ...] | None
+    dtype: torch.dtype,
+    top_k: int | None,
+    edits: VocabEdits,
+    min_p: float = 0.0,
+    shard: VocabShard | None = None,
+    collectives: ShardCollectives | None = None,
 ) -> BatchScores:
-    (shard,) = shards(VOCAB, 1)
+    """Two requests, of which the first alone has a filter and edits."""
+    shard = shard or shards(VOCAB, 1)[0]
     head, hidden = inputs(dtype)
     plan = TilePlan(ROWS, HIDDEN, shard.rows_per_rank, rows=3, ids=64, whole_rows=3)
     row_k = None
     if top_k is not None:
         row_k = torch.tensor([top_k] * CANVAS + [VOCAB] * CANVAS)
     scores = OwnedScores(
-        head,
+        local_weight(head[:VOCAB], shard),
         SOFTCAP,
         shard,
-        no_collectives(),
+        collectives or no_collectives(),
         Workspace(plan, dtype, torch.device("cpu")),
         SimpleNamespace(
-            # The second request alone has no filter.
             get_top_k_top_p=lambda rows, slots: (
                 None if row_k is None or slots.tolist() == [1] else row_k,
                 None,
             )
         ),
         {
-            0: CanvasOptions(CANVAS, 1, allowed=allowed),
+            0: CanvasOptions(CANVAS, 1, min_p=min_p, edits=edits),
             1: CanvasOptions(CANVAS, 1),
         },
     )
@@ -78,40 +87,120 @@ def batch_scores(
 
 
 def dense_scores(
-    dtype: torch.dtype, top_k: int | None, allowed: tuple[int, ...] | None
+    dtype: torch.dtype, top_k: int | None, edits: VocabEdits, min_p: float = 0.0
 ) -> torch.Tensor:
+    """``[rows, vocab]`` fp32, by the definitions."""
     head, hidden = inputs(dtype)
     logits = (hidden @ head[:VOCAB].T).float()
     logits = SOFTCAP * torch.tanh(logits / SOFTCAP)
-    if allowed is not None:
+    edited = logits[:CANVAS]
+    for token, bias in edits.bias:
+        edited[:, token] += bias
+    if edits.allowed is not None:
         closed = torch.ones(VOCAB, dtype=torch.bool)
-        closed[list(allowed)] = False
-        logits[:CANVAS, closed] = -torch.inf
+        closed[list(edits.allowed)] = False
+        edited[:, closed] = -torch.inf
+    edited[:, list(edits.banned)] = -torch.inf
+    if min_p:
+        probs = edited.softmax(1)
+        edited[probs < min_p * probs.amax(1, keepdim=True)] = -torch.inf
     if top_k is not None:
         k = torch.full((CANVAS,), top_k)
-        logits[:CANVAS] = apply_top_k_top_p_pytorch(logits[:CANVAS], k, None)
+        logits[:CANVAS] = apply_top_k_top_p_pytorch(edited, k, None)
     return logits / TEMPERATURE[:, None]
 
 
-@pytest.mark.parametrize("allowed", [None, ALLOWED])
-@pytest.mark.parametrize("top_k", [None, 2])
+EDITS = {
+    "none": VocabEdits(),
+    "confined": VocabEdits(allowed=ALLOWED),
+    "confined, banned and biased": VocabEdits(
+        ALLOWED, banned=(ALLOWED[1], 99), bias=((ALLOWED[0], 4.0), (100, 9.0))
+    ),
+    "many allowed": VocabEdits(tuple(range(3, VOCAB, 2)), banned=(3, 4)),
+    "banned": VocabEdits(banned=(0, 63, 64, 244)),
+    "biased": VocabEdits(bias=((0, -30.0), (70, 25.0), (244, 3.0))),
+}
+
+
+@pytest.fixture
+def few_projected_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocab_edits, "MAX_PROJECTED_ALONE", 8)
+
+
+@pytest.mark.usefixtures("few_projected_alone")
+@pytest.mark.parametrize("edits", EDITS.values(), ids=EDITS)
+@pytest.mark.parametrize(("top_k", "min_p"), [(None, 0.0), (2, 0.0), (None, 0.3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tiles_and_whole_rows_score_as_dense_ones(
-    dtype: torch.dtype, top_k: int | None, allowed: tuple[int, ...] | None
+    dtype: torch.dtype, top_k: int | None, min_p: float, edits: VocabEdits
 ) -> None:
-    scores = batch_scores(dtype, top_k, allowed)
-    dense = dense_scores(dtype, top_k, allowed)
-    assert (dense[0] > -torch.inf).sum() == (top_k or len(allowed or range(VOCAB)))
+    scores = batch_scores(dtype, top_k, edits, min_p)
+    dense = dense_scores(dtype, top_k, edits, min_p)
     if top_k is not None:
+        assert (dense[:CANVAS] > -torch.inf).sum() == top_k * CANVAS
         # In tiles of three; the second request has its own.
         assert [rows.start for rows in scores.row_tiles()] == [0, 3, 4, 7]
     reference = dense.amax(1)
     for rows in scores.row_tiles():
-        if top_k is not None or rows.start == 0:
+        if scores.filtered[rows.start] or rows.start == 0:
             assert torch.allclose(scores.whole(rows), dense[rows], atol=2e-5)
         tile_of = scores.tiles(rows)
         for ids in scores.scores.workspace.plan.id_tiles(VOCAB):
-            probs = tile_of(ids).probs(reference[rows]).float()
-            expected = (dense[rows, ids] - reference[rows, None]).exp()
+            tile = tile_of(ids)
+            probs = torch.zeros(rows.stop - rows.start, VOCAB)
+            columns = slice(ids.start, ids.stop)
+            probs[:, tile.columns if tile.columns is not None else columns] = (
+                tile.probs(reference[rows]).float()
+            )
+            expected = (dense[rows] - reference[rows, None]).exp()
             tolerance = max(torch.finfo(dtype).eps, 5e-5)
-            assert torch.allclose(probs, expected, rtol=tolerance, atol=1e-30)
+            assert torch.allclose(
+                probs[:, columns], expected[:, columns], rtol=tolerance, atol=1e-30
+            )
+
+
+@pytest.mark.usefixtures("few_projected_alone")
+@pytest.mark.parametrize("edits", EDITS.values(), ids=EDITS)
+@pytest.mark.parametrize("top_k", [None, 2])
+@pytest.mark.parametrize("tp_size", [2, 4, 8])
+def test_the_ranks_score_their_own_ids_as_one_rank_would(
+    tp_size: int, top_k: int | None, edits: VocabEdits
+) -> None:
+    dense = dense_scores(torch.float32, top_k, edits, 0.1)
+    own = shards(VOCAB, tp_size)
+
+    def rank_main(rank: int, collectives: ShardCollectives) -> torch.Tensor:
+        scores = batch_scores(torch.float32, top_k, edits, 0.1, own[rank], collectives)
+        tiles = [rows for rows in scores.row_tiles() if rows.start < CANVAS]
+        if edits.projected_alone:
+            # Nothing else is projected.
+            ours = [
+                i for i in edits.allowed or () if own[rank].start <= i < own[rank].end
+            ]
+            ours = [i for i in ours if i not in edits.banned]
+            assert scores._all_logits(tiles[0]).shape[1] == len(ours)
+        return torch.cat([scores.whole(rows) for rows in tiles])
+
+    joined = torch.cat(Ranks(tp_size).run(rank_main), dim=1)
+    assert torch.allclose(joined, dense[:CANVAS], atol=2e-5)
+
+
+@pytest.mark.parametrize("columns", [[], [0], [64, 65, 70, 130, 199], [199]])
+def test_a_compact_tile_is_the_tile_of_what_is_left(columns: list[int]) -> None:
+    scores = torch.full((4, 200), -torch.inf)
+    scores[:, columns] = torch.randn(4, len(columns)).round()
+    ids = slice(64, 200)
+    tile = CompactTile(scores[:, columns], columns, ids, 64, torch.float32)
+    twin = one_tile(scores[:, ids], 64)
+    for name in ("peak", "offset", "mass", "moment"):
+        got, expected = getattr(tile.statistics, name), getattr(twin.statistics, name)
+        mass = twin.statistics.mass > 0
+        assert torch.allclose(got[mass].float(), expected[mass].float(), atol=1e-6)
+    assert torch.equal(tile.statistics.mass > 0, twin.statistics.mass > 0)
+    for block in range(3):
+        asked = torch.full((4,), block)
+        assert torch.allclose(tile.block_weights(asked), twin.block_weights(asked))
+    reference = scores.amax(1).clamp_min(-5)
+    probs = torch.zeros(4, 200)
+    probs[:, tile.columns] = tile.probs(reference)
+    assert torch.allclose(probs[:, ids], twin.probs(reference))

@@ -19,10 +19,11 @@ def register() -> None:
     Raises:
         RuntimeError: the installed vLLM is outside the supported range.
     """
-    from vllm_diffgemma_tp import admission, compat
+    from vllm_diffgemma_tp import admission, broken_requests, compat
 
     compat.require_supported_vllm()
     admission.install()
+    broken_requests.install()
 
     from vllm import ModelRegistry
 

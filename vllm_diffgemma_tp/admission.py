@@ -2,77 +2,157 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """What a request may ask for, decided where it enters: in the API process, as a 400.
 
-What reaches a worker and cannot be served there ends the whole server, so it is
-refused before. vLLM's own checks run first.
+What reaches a worker and cannot be served there would end the whole server, and what
+is ignored there would mislead its client, so both are refused before. vLLM's own
+checks run as well, less the one that refuses what the sharded sampler honours (see
+``compat.honour_sampling_params``).
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
+
+from vllm_diffgemma_tp import compat
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
-_PENALTIES = {
-    "repetition_penalty": 1.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-}
-_PROMPT_LOGPROBS = ("prompt_logprobs", "prompt_logprob_token_ids")
+# What a canvas cannot honour: (parameter, its neutral values, why).
+_ONE_BY_ONE = "a canvas is denoised all at once, so no token has others before it to "
+_NO_PROMPT_DISTRIBUTION = "encoding a prompt gives no distribution of its tokens."
+_REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("repetition_penalty", (1.0,), _ONE_BY_ONE + "be penalised for."),
+    ("frequency_penalty", (0.0,), _ONE_BY_ONE + "be penalised for."),
+    ("presence_penalty", (0.0,), _ONE_BY_ONE + "be penalised for."),
+    ("min_tokens", (0,), _ONE_BY_ONE + "count before it may end the answer."),
+    ("thinking_token_budget", (None,), _ONE_BY_ONE + "count against a budget."),
+    ("trace_decode_token_ids", (None,), _ONE_BY_ONE + "be forced after."),
+    ("prompt_logprobs", (None,), _NO_PROMPT_DISTRIBUTION),
+    ("prompt_logprob_token_ids", (None,), _NO_PROMPT_DISTRIBUTION),
+)
+_DIFFUSION_PREFIX = "diffusion_"
+_DIFFUSION_ARGS = frozenset(
+    _DIFFUSION_PREFIX + name
+    for name in (
+        *("canvas_length", "seed_canvas", "pinned", "max_steps", "read_only"),
+        "constrained",
+    )
+)
 
 
 def install() -> None:
     """Have vLLM ask ``refuse`` too when it admits a diffusion request; re-entrant."""
+    from vllm.entrypoints.generate.beam_search.offline import BeamSearchOfflineMixin
+    from vllm.entrypoints.generate.beam_search.online import BeamSearchOnlineMixin
     from vllm.sampling_params import SamplingParams
 
-    validate = SamplingParams._validate_diffusion
-    if getattr(validate, "asks_plugin", False):
+    if getattr(SamplingParams.verify, "asks_plugin", False):
         return
+    compat.honour_sampling_params()
+    verify = SamplingParams.verify
 
-    def validate_and_refuse(self: SamplingParams, model_config: Any) -> None:
-        # vLLM's sampler has no seeds and its check refuses them; ours is made of them.
-        seed, self.seed = self.seed, None
-        try:
-            validate(self, model_config)
-        finally:
-            self.seed = seed
+    @functools.wraps(verify)
+    def verify_and_refuse(
+        self: SamplingParams, model_config: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        verify(self, model_config, *args, **kwargs)
         if model_config.is_diffusion:
-            refuse(self)
+            tokenizer = kwargs["tokenizer"] if "tokenizer" in kwargs else args[-1]
+            refuse(self, model_config.get_vocab_size(), tokenizer)
 
-    validate_and_refuse.asks_plugin = True  # type: ignore[attr-defined]
-    SamplingParams._validate_diffusion = validate_and_refuse  # type: ignore[method-assign]
+    verify_and_refuse.asks_plugin = True  # type: ignore[attr-defined]
+    SamplingParams.verify = verify_and_refuse  # type: ignore[method-assign]
+
+    search_online = BeamSearchOnlineMixin.beam_search
+    search_offline = BeamSearchOfflineMixin.beam_search
+
+    async def beam_search_online(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator:
+        _refuse_beam_search(self.engine_client.model_config)
+        async for output in search_online(self, *args, **kwargs):
+            yield output
+
+    def beam_search_offline(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_beam_search(self.model_config)
+        return search_offline(self, *args, **kwargs)
+
+    BeamSearchOnlineMixin.beam_search = beam_search_online  # type: ignore
+    BeamSearchOfflineMixin.beam_search = beam_search_offline  # type: ignore
 
 
-def refuse(params: SamplingParams) -> None:
+def refuse(params: SamplingParams, vocab_size: int, tokenizer: Any) -> None:
     """Refuse what DiffusionGemma's sampler does not honour.
+
+    Args:
+        params: Of one request, checked by vLLM.
+        vocab_size: Ids of the model.
+        tokenizer: The model's, or None where the server runs without one.
 
     Raises:
         VLLMValidationError: Names the parameter and the reason; a 400 over HTTP.
     """
-    from vllm.exceptions import VLLMValidationError
-
-    for name, neutral in _PENALTIES.items():
-        value = getattr(params, name)
-        if value != neutral:
-            raise VLLMValidationError(
-                f"{name} is not supported with DiffusionGemma: a canvas is denoised "
-                "all at once, so no token has others before it to be penalised for.",
-                parameter=name,
-                value=value,
-            )
-    # The n answers of a request get consecutive seeds.
+    for name, neutral, reason in _REFUSED:
+        value = getattr(params, name, neutral[0])
+        if value not in neutral:
+            raise _refusal(name, f"is not supported with DiffusionGemma: {reason}")
     if params.seed is not None and not (
+        # The n answers of a request get consecutive seeds.
         params.seed >= -(2**63) and params.seed + params.n <= 2**63
     ):
-        raise VLLMValidationError(
-            "seed, and seed + n - 1, must fit in 64 bits.",
-            parameter="seed",
-            value=params.seed,
+        raise _refusal("seed", "and seed + n - 1 must fit in 64 bits.")
+    for name in params.extra_args or {}:
+        if name.startswith(_DIFFUSION_PREFIX) and name not in _DIFFUSION_ARGS:
+            known = ", ".join(sorted(_DIFFUSION_ARGS))
+            raise _refusal(name, f"is not known; the diffusion arguments are {known}.")
+    banned = _banned_ids(params, tokenizer)
+    _refuse_empty_vocabulary(params, vocab_size, banned)
+
+
+def _banned_ids(params: SamplingParams, tokenizer: Any) -> set[int]:
+    """The ids of ``bad_words``, each of which must be one token."""
+    if not params.bad_words:
+        return set()
+    if tokenizer is None:
+        raise _refusal("bad_words", "needs a tokenizer, which this server has none of.")
+    params.update_from_tokenizer(tokenizer)
+    words = params.bad_words_token_ids or []
+    if any(len(word) > 1 for word in words):
+        raise _refusal(
+            "bad_words",
+            "must be words of one token with DiffusionGemma: a canvas is denoised all "
+            "at once, so it is not known which token would end a longer one.",
         )
-    for name in _PROMPT_LOGPROBS:
-        if getattr(params, name, None) is not None:
-            raise VLLMValidationError(
-                f"{name} is not supported with DiffusionGemma: encoding a prompt "
-                "gives no distribution of its tokens.",
-                parameter=name,
-            )
+    return {word[0] for word in words}
+
+
+def _refuse_empty_vocabulary(
+    params: SamplingParams, vocab_size: int, banned: set[int]
+) -> None:
+    allowed = set(range(vocab_size)) if banned else None
+    name = "bad_words"
+    if params.allowed_token_ids is not None:
+        name, allowed = "allowed_token_ids", set(params.allowed_token_ids)
+    if (params.extra_args or {}).get("diffusion_constrained"):
+        name, own = "diffusion_constrained", set(params.logprob_token_ids or ())
+        allowed = own if allowed is None else allowed & own
+    if allowed is not None and not allowed - banned:
+        raise _refusal(
+            name,
+            "leaves no token: diffusion_constrained, allowed_token_ids and bad_words "
+            "together exclude all of them.",
+        )
+
+
+def _refuse_beam_search(model_config: Any) -> None:
+    if model_config.is_diffusion:
+        raise _refusal(
+            "use_beam_search",
+            "is not supported with DiffusionGemma: " + _ONE_BY_ONE + "extend.",
+        )
+
+
+def _refusal(parameter: str, reason: str) -> Exception:
+    from vllm.exceptions import VLLMValidationError
+
+    return VLLMValidationError(f"{parameter} {reason}", parameter=parameter)

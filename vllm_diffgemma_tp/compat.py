@@ -2,12 +2,21 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """Which vLLM releases this plugin works with, and what differs between them.
 
-Every difference between releases lives here, with its reason and the condition on
-which it can go. There is none yet: only 0.32.0 has been exercised.
+Every difference between releases lives here, and every check or function of vLLM's that
+is replaced, with its reason and the condition on which it can go. Only 0.32.0 has been
+exercised.
 """
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
 
 SUPPORTED_RANGE = ">=0.31,<0.33"
 SUPPORTED_VLLM = SpecifierSet(SUPPORTED_RANGE)
@@ -48,3 +57,41 @@ def require_supported_vllm() -> None:
     reason = unsupported_reason(vllm.__version__)
     if reason is not None:
         raise RuntimeError(reason)
+
+
+# Parameters the sharded sampler honours, or that admission refuses by their own name,
+# with the values that vLLM's check takes for "not asked for".
+_HONOURED: dict[str, Any] = {
+    "temperature": 1.0,
+    "min_p": 0.0,
+    "seed": None,
+    "min_tokens": 0,
+    "logit_bias": None,
+    "bad_words": [],
+    "allowed_token_ids": None,
+}
+
+
+def honour_sampling_params() -> None:
+    """Let vLLM's check of diffusion requests pass what the sharded sampler honours.
+
+    To 0.32.0 ``SamplingParams._validate_diffusion`` refuses these parameters with one
+    sentence for all, as the in-tree sampler has none of them. It still runs, for what
+    else it may look at. Can go when vLLM leaves the refusal to the model.
+    """
+    from vllm.sampling_params import SamplingParams
+
+    validate = SamplingParams._validate_diffusion
+
+    @functools.wraps(validate)
+    def validate_the_rest(self: SamplingParams, model_config: Any) -> None:
+        asked = {name: getattr(self, name) for name in _HONOURED}
+        try:
+            for name, neutral in _HONOURED.items():
+                setattr(self, name, neutral)
+            validate(self, model_config)
+        finally:
+            for name, value in asked.items():
+                setattr(self, name, value)
+
+    SamplingParams._validate_diffusion = validate_the_rest  # type: ignore[method-assign]

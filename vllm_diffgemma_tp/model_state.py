@@ -32,6 +32,7 @@ from vllm_diffgemma_tp.sampling.request_states import (
 )
 from vllm_diffgemma_tp.sampling.schedule import DenoisingSchedule
 from vllm_diffgemma_tp.sampling.tile_plan import TilePlan, Workspace
+from vllm_diffgemma_tp.sampling.vocab_edits import VocabEdits
 from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
 from vllm_diffgemma_tp.scores import OwnedScores
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives
@@ -126,7 +127,9 @@ class VocabShardedModelState(DiffusionGemmaModelState):
         )
         states.add_request(
             req_index,
-            seed=self.request_seeds.assign(new_req_data.req_id, params.seed),
+            seed=self.request_seeds.assign(
+                new_req_data.req_id, params.seed, greedy=options.temperature == 0
+            ),
             # A request resumed after preemption goes on with the canvas it was at.
             canvas_index=generated // options.width,
         )
@@ -178,14 +181,25 @@ class VocabShardedModelState(DiffusionGemmaModelState):
 
 
 def _options(params: Any, canvas_length: int, max_steps: int) -> CanvasOptions:
-    """What a request asks of its canvases; vLLM has validated it at admission."""
+    """What a request asks of its canvases; validated at admission."""
     extra = params.extra_args or {}
-    constrained = extra.get("diffusion_constrained")
+    allowed = params.allowed_token_ids
+    if extra.get("diffusion_constrained"):
+        allowed = set(params.logprob_token_ids).intersection(
+            params.logprob_token_ids if allowed is None else allowed
+        )
     return CanvasOptions(
         width=min(extra.get("diffusion_canvas_length") or canvas_length, canvas_length),
         max_steps=min(extra.get("diffusion_max_steps") or max_steps, max_steps),
         seed_canvas=extra.get("diffusion_seed_canvas"),
         pinned=tuple(extra.get("diffusion_pinned") or ()),
         read_only=bool(extra.get("diffusion_read_only")),
-        allowed=tuple(params.logprob_token_ids) if constrained else None,
+        temperature=params.temperature,
+        min_p=params.min_p,
+        edits=VocabEdits(
+            allowed=None if allowed is None else tuple(sorted(set(allowed))),
+            # One token each: admission refuses longer ones.
+            banned=tuple(word[0] for word in params.bad_words_token_ids or ()),
+            bias=tuple(sorted((params.logit_bias or {}).items())),
+        ),
     )

@@ -22,6 +22,7 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 from vllm_diffgemma_tp import lockstep
 from vllm_diffgemma_tp.canvas_batch import CanvasBatch
+from vllm_diffgemma_tp.faults import Fault
 from vllm_diffgemma_tp.logprobs import CanvasLogprobs
 from vllm_diffgemma_tp.sampling.canvas_step import accept_mask
 from vllm_diffgemma_tp.sampling.counter_rng import Purpose, RowCounters
@@ -88,13 +89,17 @@ class DiffusionSampler:
             num_reqs, self.states.canvas_length, dtype=torch.int32, device=device
         )
         num_sampled = torch.zeros(num_reqs, dtype=torch.int32, device=device)
+        faults = torch.zeros(num_reqs, dtype=torch.int64, device=device)
         self._start_first_canvases(input_batch)
         logprobs = None
         if input_batch.num_draft_tokens > 0:
             batch = CanvasBatch.of_input(input_batch, self.states.canvas_length)
-            temperature = self.schedule.temperature(self.states.step[batch.row_slots])
-            scores = self.scores.of_batch(hidden_states, batch, temperature)
-            argmax, finished = self._denoise(scores, batch, sampled, num_sampled)
+            scores = self.scores.of_batch(
+                hidden_states, batch, self._temperature(batch.row_slots)
+            )
+            argmax, finished = self._denoise(
+                scores, batch, sampled, num_sampled, faults
+            )
             logprobs = self.logprobs.collect(
                 scores, batch, argmax, finished, num_sampled
             )
@@ -112,7 +117,8 @@ class DiffusionSampler:
         return SamplerOutput(
             sampled_token_ids=sampled,
             logprobs_tensors=logprobs,
-            num_nans=None,
+            # Read in the scheduler's process, see `broken_requests`.
+            num_nans=faults,
             num_sampled=num_sampled,
             num_rejected=torch.where(denoising, query_lens, num_rows - num_sampled),
         )
@@ -143,18 +149,30 @@ class DiffusionSampler:
         states.is_encoder_phase[slots] = False
         self._publish(slots, canvas)
 
+    def _temperature(self, row_slots: torch.Tensor) -> torch.Tensor:
+        """What the scores of each row are divided by, ``[rows]`` fp32.
+
+        A greedy request keeps the schedule's: at a temperature of 0 no position has
+        any entropy, and the first guess would be accepted as a whole.
+        """
+        asked = self.states.temperature[row_slots]
+        scheduled = self.schedule.temperature(self.states.step[row_slots])
+        return scheduled * torch.where(asked > 0, asked, 1.0)
+
     def _denoise(
         self,
         scores: BatchScores,
         batch: CanvasBatch,
         sampled: torch.Tensor,
         num_sampled: torch.Tensor,
+        faults: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One denoising step, or the commit that ends a canvas.
 
-        Writes the emitted canvases to ``sampled [reqs, canvas]`` and their lengths to
-        ``num_sampled [reqs]``. Returns the most likely ids, ``[rows]`` int64, and which
-        requests finished their canvas in this step, ``[requests]`` bool.
+        Writes the emitted canvases to ``sampled [reqs, canvas]``, their lengths to
+        ``num_sampled [reqs]`` and what is not finite to ``faults [reqs]``. Returns the
+        most likely ids, ``[rows]`` int64, and which requests finished their canvas in
+        this step, ``[requests]`` bool.
         """
         states, slots, valid = self.states, batch.slots, batch.valid
         step = states.step[slots]
@@ -175,13 +193,20 @@ class DiffusionSampler:
             want_soft_embedding,
         )
 
-        # At a temperature of 0 ids that tie share the mass; greedy takes the lowest.
-        drawn = torch.where(scores.temperature > 0, tokens.sampled, tokens.argmax)
+        drawn = torch.where(
+            states.temperature[batch.row_slots] > 0, tokens.sampled, tokens.argmax
+        )
         # A step that the token budget cut short leaves the other positions as they are.
         argmax = torch.where(
             valid, batch.grid(tokens.argmax, 0), states.argmax_canvas[slots]
         )
+        broken_rank = batch.grid(tokens.broken_rank, -1).amax(1)
+        broken = broken_rank >= 0
+        faults[batch.index] = Fault.encode(
+            broken_rank, step, states.canvas_index[slots]
+        )
         entropy = batch.grid(tokens.entropy, torch.inf)
+        entropy = torch.where(broken[:, None], torch.inf, entropy)
         noise = counters.token_ids(Purpose.RENOISE, self.vocab_step.shard.vocab_size)
         denoised = torch.where(
             accept_mask(entropy, self.schedule.entropy_bound),
@@ -205,8 +230,10 @@ class DiffusionSampler:
         finished = stop.finished(stable_steps, entropy, valid) & (
             batch.widths == widest
         )
-        finished = (finished | (step + 1 >= states.max_steps[slots])) & ~commits
-        emits = commits | (finished & states.read_only[slots])
+        finished = finished | (step + 1 >= states.max_steps[slots])
+        # A broken request ends in the scheduler. Nothing of it is emitted or fed back.
+        finished = finished & ~commits & ~broken
+        emits = (commits & ~broken) | (finished & states.read_only[slots])
         best = torch.where(commits[:, None], states.argmax_canvas[slots], argmax)
         sampled[batch.index] = (best * emits[:, None]).to(sampled.dtype)
         num_sampled[batch.index] = (batch.widths * emits).to(num_sampled.dtype)
@@ -216,7 +243,7 @@ class DiffusionSampler:
         canvas = torch.where(
             commits[:, None], self._random_canvas(slots, canvas_index), canvas
         )
-        continues = ~commits & ~finished
+        continues = ~commits & ~finished & ~broken
         states.canvas[slots] = canvas
         states.argmax_canvas[slots] = best
         states.canvas_index[slots] = canvas_index

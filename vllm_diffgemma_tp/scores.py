@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Scores of the owned token ids: projection, softcap, filters, temperature."""
+"""Scores of the owned token ids: projection, softcap, edits, filters, temperature."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -14,11 +14,13 @@ import torch
 
 from vllm_diffgemma_tp.canvas_batch import CanvasBatch
 from vllm_diffgemma_tp.sampling.block_stats import block_size_for
+from vllm_diffgemma_tp.sampling.compact_tile import CompactTile
 from vllm_diffgemma_tp.sampling.filters import excluded_by_filters
 from vllm_diffgemma_tp.sampling.request_states import CanvasOptions
 from vllm_diffgemma_tp.sampling.tile import MIN_TEMPERATURE, Tile, TorchTile, softcapped
 from vllm_diffgemma_tp.sampling.tile_plan import Workspace
 from vllm_diffgemma_tp.sampling.triton_tile import TritonTile
+from vllm_diffgemma_tp.sampling.vocab_edits import OwnedEdits, VocabEdits
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
 
 
@@ -33,7 +35,7 @@ class OwnedScores:
         shard, collectives: Of the tensor-parallel group.
         workspace: The buffers logits are made in.
         sampling_states: vLLM's, for top-k and top-p.
-        options: Of the requests in each slot, for the allowed ids.
+        options: Of the requests in each slot, for edits and min-p.
     """
 
     head: torch.Tensor
@@ -43,6 +45,8 @@ class OwnedScores:
     workspace: Workspace
     sampling_states: Any
     options: dict[int, CanvasOptions]
+    # Made once for as long as a request of the batch has them.
+    _edits: dict[VocabEdits, OwnedEdits] = field(default_factory=dict)
 
     def of_batch(
         self, hidden_states: torch.Tensor, batch: CanvasBatch, temperature: torch.Tensor
@@ -57,30 +61,48 @@ class OwnedScores:
         top_k, top_p = self.sampling_states.get_top_k_top_p(
             batch.row_slots, batch.slots_np
         )
-        if top_k is None and top_p is None:
-            filtered = np.zeros(len(hidden_states), dtype=bool)
-        else:
-            filtered = self._filtered_rows(batch)
+        min_p_np = np.array([self.options[s].min_p for s in batch.slots_np.tolist()])
+        min_p = None
+        if min_p_np.any():
+            rows = np.repeat(min_p_np.astype(np.float32), batch.widths_np)
+            min_p = torch.from_numpy(rows).to(hidden_states.device)
+        filtered = min_p_np > 0
+        if top_k is not None or top_p is not None:
+            filtered |= self._has_top_k_or_top_p(batch)
+        edits = [self.options[slot].edits for slot in batch.slots_np.tolist()]
         return BatchScores(
             self,
             hidden_states,
             temperature,
             top_k,
             top_p,
-            filtered,
-            self._closed_ids(batch),
+            min_p,
+            filtered=np.repeat(filtered, batch.widths_np),
+            edits=self._owned_edits(edits),
+            edits_of_row=np.repeat(
+                [list(dict.fromkeys(edits)).index(each) for each in edits],
+                batch.widths_np,
+            ),
         )
 
-    def _filtered_rows(self, batch: CanvasBatch) -> np.ndarray:
-        """Which rows are of a request with top-k or top-p, ``[rows]`` bool."""
+    def _has_top_k_or_top_p(self, batch: CanvasBatch) -> np.ndarray:
+        """Which requests have top-k or top-p, ``[requests]`` bool."""
         # vLLM decides on the host; an index of no rows asks just for that.
         nothing = batch.row_slots[:0]
         asked = [
             self.sampling_states.get_top_k_top_p(nothing, batch.slots_np[i : i + 1])
             for i in range(len(batch.slots_np))
         ]
-        filtered = [k is not None or p is not None for k, p in asked]
-        return np.repeat(filtered, batch.widths_np)
+        return np.array([k is not None or p is not None for k, p in asked])
+
+    def _owned_edits(self, edits: list[VocabEdits]) -> list[OwnedEdits]:
+        """This rank's part of the distinct edits, in the order of their appearance."""
+        distinct = dict.fromkeys(edits)
+        for gone in self._edits.keys() - distinct.keys():
+            del self._edits[gone]
+        for new in distinct.keys() - self._edits.keys():
+            self._edits[new] = OwnedEdits.of_shard(new, self.shard, self.head.device)
+        return [self._edits[each] for each in distinct]
 
     def logits(
         self, hidden_states: torch.Tensor, ids: slice, out: torch.Tensor
@@ -88,48 +110,18 @@ class OwnedScores:
         """Logits before the softcap of a slice of owned ids, ``out [rows, ids]``."""
         return torch.mm(hidden_states, self.head[ids].t(), out=out)
 
-    def _closed_ids(self, batch: CanvasBatch) -> ClosedIds | None:
-        """Which owned ids are closed to each row; None where no request is confined."""
-        slots = batch.slots_np.tolist()
-        allowed = [self.options[slot].allowed for slot in slots]
-        distinct = {ids: i for i, ids in enumerate(dict.fromkeys(allowed))}
-        if set(distinct) == {None}:
-            return None
-        device = batch.slots.device
-        sets = torch.zeros(
-            len(distinct), self.shard.num_rows, dtype=torch.bool, device=device
-        )
-        for ids, row in distinct.items():
-            if ids is not None:
-                owned = [i - self.shard.start for i in ids]
-                owned = [i for i in owned if 0 <= i < self.shard.num_rows]
-                sets[row] = True
-                sets[row, torch.tensor(owned, dtype=torch.int64, device=device)] = False
-        of_request = torch.tensor([distinct[ids] for ids in allowed], device=device)
-        return ClosedIds(of_request[batch.row_requests], sets)
-
-
-@dataclass(frozen=True)
-class ClosedIds:
-    """Ids outside what a request is confined to.
-
-    Attributes:
-        set_of_row: ``[rows]``, an index into ``sets``.
-        sets: True for a closed id, ``[sets, num_rows]`` bool.
-    """
-
-    set_of_row: torch.Tensor
-    sets: torch.Tensor
-
-    def mask(self, rows: slice, ids: slice) -> torch.Tensor:
-        return self.sets[self.set_of_row[rows], ids]
-
 
 @dataclass(frozen=True)
 class BatchScores:
     """Scores of one step: logits over temperature, -inf for ids left out.
 
-    An id is left out by top-k or top-p, or where its request is confined to others.
+    An id is left out by a filter (min-p, top-k, top-p) or by an edit of its request.
+
+    Attributes:
+        top_k, top_p, min_p: ``[rows]``; None where no request of the step has one.
+        filtered: Rows of requests with a filter, ``[rows]`` bool: replicated state.
+        edits: The distinct edits of the step's requests.
+        edits_of_row: ``[rows]``, an index into ``edits``: replicated too.
     """
 
     scores: OwnedScores
@@ -137,18 +129,20 @@ class BatchScores:
     temperature: torch.Tensor
     top_k: torch.Tensor | None
     top_p: torch.Tensor | None
-    #: Rows of requests with top-k or top-p, ``[rows]`` bool: replicated state.
+    min_p: torch.Tensor | None
     filtered: np.ndarray
-    closed: ClosedIds | None
+    edits: list[OwnedEdits]
+    edits_of_row: np.ndarray
 
     def row_tiles(self) -> list[slice]:
         """The step's rows in tiles; lower ones where a filter keeps all owned ids.
 
-        No tile has rows with a filter beside rows without one.
+        Rows of a tile agree in their edits and in whether they have a filter.
         """
         plan = self.scores.workspace.plan
-        changes = np.flatnonzero(np.diff(self.filtered)) + 1
-        bounds = [0, *changes.tolist(), len(self.filtered)]
+        kinds = 2 * self.edits_of_row + self.filtered
+        changes = np.flatnonzero(np.diff(kinds)) + 1
+        bounds = [0, *changes.tolist(), len(kinds)]
         return [
             tile
             for first, end in pairwise(bounds)
@@ -158,16 +152,23 @@ class BatchScores:
     def tiles(self, rows: slice) -> Callable[[slice], Tile]:
         """The source of the tiles of ids of a tile of rows.
 
-        For rows with top-k or top-p, a call of this method runs the filter's
-        collectives. The tiles themselves run none.
+        For rows with a filter, a call of this method runs the filter's collectives.
+        The tiles themselves run none.
         """
         scores, workspace = self.scores, self.scores.workspace
         hidden, temperature = self.hidden_states[rows], self.temperature[rows]
         block_size = block_size_for(scores.shard.vocab_size)
-        kept = filtered = None
+        edits = self._edits(rows)
+        if edits.columns is not None:
+            x, columns = self._projected(rows), edits.columns
+            return lambda ids: CompactTile(x, columns, ids, block_size, hidden.dtype)
+
+        kept = left_out = None
         if self.filtered[rows.start]:
             kept = self._all_logits(rows)
-            filtered = self._filter(self._softcapped(kept, rows), rows)
+            left_out = self._filter(self._edited(kept, edits), rows)
+        elif edits.closed is not None:
+            left_out = edits.closed.expand(len(hidden), -1)
 
         def tile(ids: slice) -> Tile:
             out = workspace.logits(len(hidden), ids.stop - ids.start)
@@ -175,49 +176,64 @@ class BatchScores:
                 scores.logits(hidden, ids, out)
             else:
                 out.copy_(kept[:, ids])
-            mask = self._closed(rows, ids) if filtered is None else filtered[:, ids]
+            mask = None if left_out is None else left_out[:, ids]
+            bias = None if edits.bias is None else edits.bias[ids]
             arguments = (out, scores.softcap, temperature, block_size, mask)
             if out.is_cuda:
-                return TritonTile(*arguments)
-            return TorchTile(*arguments, workspace.scratch)
+                return TritonTile(*arguments, bias)
+            return TorchTile(*arguments, workspace.scratch, bias)
 
         return tile
 
     def whole(self, rows: slice) -> torch.Tensor:
         """Scores of all owned ids of at most ``plan.whole_rows`` rows of a request.
 
-        If it has top-k or top-p, this runs the filter's collectives.
+        If it has a filter, this runs the filter's collectives.
 
         Returns:
             ``[rows, shard.num_rows]`` fp32.
         """
-        x = self._softcapped(self._all_logits(rows), rows)
+        x, columns = self._projected(rows), self._edits(rows).columns
+        if columns is None:
+            return x
+        whole = x.new_full((len(x), self.scores.shard.num_rows), -torch.inf)
+        return whole.index_copy_(1, torch.tensor(columns, device=x.device).long(), x)
+
+    def _projected(self, rows: slice) -> torch.Tensor:
+        """Scores of the ids that are projected, ``[rows, columns]`` fp32."""
+        x = self._edited(self._all_logits(rows), self._edits(rows))
         if self.filtered[rows.start]:
             x.masked_fill_(self._filter(x, rows), -torch.inf)
         return x.div_(self.temperature[rows].clamp_min(MIN_TEMPERATURE)[:, None])
 
+    def _edits(self, rows: slice) -> OwnedEdits:
+        return self.edits[self.edits_of_row[rows.start]]
+
     def _all_logits(self, rows: slice) -> torch.Tensor:
-        hidden, owned = self.hidden_states[rows], slice(0, self.scores.shard.num_rows)
+        """Logits before the softcap of the ids that are projected."""
+        hidden, columns = self.hidden_states[rows], self._edits(rows).columns
+        if columns is not None:
+            return hidden @ self.scores.head[columns].t()
+        owned = slice(0, self.scores.shard.num_rows)
         out = self.scores.workspace.whole(len(hidden), owned.stop)
         return self.scores.logits(hidden, owned, out)
 
-    def _softcapped(self, kept: torch.Tensor, rows: slice) -> torch.Tensor:
-        """An fp32 copy of all logits, softcapped, -inf for closed ids."""
-        x = softcapped(kept.to(torch.float32, copy=True), self.scores.softcap)
-        closed = self._closed(rows, slice(None))
-        return x if closed is None else x.masked_fill_(closed, -torch.inf)
+    def _edited(self, logits: torch.Tensor, edits: OwnedEdits) -> torch.Tensor:
+        """An fp32 copy, softcapped and biased, -inf for closed ids."""
+        x = softcapped(logits.to(torch.float32, copy=True), self.scores.softcap)
+        if edits.bias is not None:
+            x.add_(edits.bias)
+        return x if edits.closed is None else x.masked_fill_(edits.closed, -torch.inf)
 
     def _filter(self, logits: torch.Tensor, rows: slice) -> torch.Tensor:
-        """What top-k and top-p leave out, and with it the closed ids."""
+        """What the filters leave out, and with it the closed ids."""
         excluded = excluded_by_filters(
             logits,
             None if self.top_k is None else self.top_k[rows],
             None if self.top_p is None else self.top_p[rows],
             self.scores.shard,
             self.scores.collectives,
+            None if self.min_p is None else self.min_p[rows],
         )
         # A row of which one filter keeps all keeps even what has no mass.
         return excluded | (logits == -torch.inf)
-
-    def _closed(self, rows: slice, ids: slice) -> torch.Tensor | None:
-        return None if self.closed is None else self.closed.mask(rows, ids)

@@ -3,8 +3,9 @@
 """`vllm serve` with the plugin certain to be live, on a GPU or on none."""
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def run(flags: Sequence[str]) -> int:
     from vllm.logger import init_logger
 
     sys.argv = ["vllm", "serve", *flags]
+    engine_died = _watch_engine()
     try:
         main()
     except Exception as error:
@@ -47,7 +49,43 @@ def run(flags: Sequence[str]) -> int:
             f"The server failed ({reason}): the cause is in its log above, and "
             "VLLM_LOGGING_LEVEL=DEBUG adds the trace."
         ) from error
+    if engine_died():
+        raise UserError(
+            "The engine died while serving: the cause is in the log above. Start the "
+            "server again."
+        )
     return 0
+
+
+def _watch_engine() -> Callable[[], bool]:
+    """Repair two ends of `vllm serve`.
+
+    When its engine has died the command returns as if it had been told to stop, with
+    exit status 0, and no supervisor would start it again. And when it is told to stop,
+    it waits for ever for requests whose engine it has just stopped.
+
+    Returns:
+        Says, once the command has returned, whether that was because its engine died.
+    """
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    died: list[bool] = []
+    shutdown = AsyncLLM.shutdown
+
+    def shut_down_and_end_requests(self: AsyncLLM, *args: Any, **kwargs: Any) -> None:
+        # Only the first call tells: it is what stops a healthy engine.
+        died.append(self.errored)
+        shutdown(self, *args, **kwargs)
+        # vLLM calls this in another thread than that of the requests.
+        if self.output_handler is not None:
+            with contextlib.suppress(RuntimeError):
+                self.output_handler.get_loop().call_soon_threadsafe(
+                    self.output_processor.propagate_error, EngineDeadError()
+                )
+
+    AsyncLLM.shutdown = shut_down_and_end_requests  # type: ignore[method-assign]
+    return lambda: bool(died and died[0])
 
 
 def read_flags(flags: Sequence[str]) -> argparse.Namespace:

@@ -144,6 +144,13 @@ class Server:
             )
         return parse_live_lines(log)
 
+    def wait(self, seconds: float) -> int | None:
+        """The exit status, if the server ends within that time."""
+        assert self._process is not None, "the server has not been started"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
     def stop(self) -> None:
         """End the whole process group; returns when nothing of it is left."""
         process = self._process

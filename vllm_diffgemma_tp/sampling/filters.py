@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Top-k and top-p over a sharded vocabulary, without a full-width row on any rank.
+"""Min-p, top-k and top-p over a sharded vocabulary, without a full-width row.
 
-Both filters ask for one number a row, the smallest logit that stays. It is found by
-radix selection: logits become integers of the same order, and each pass counts, for
-the next 8 bits, how much lies in each of 256 bins. Ranks exchange these histograms
-([rows, 258] int64 each), add them up and follow the same digits, so four passes end at
-the same threshold on every rank. Top-k counts ids; top-p counts probability.
+All ask for one number a row, the smallest logit that stays. Min-p's follows from the
+row's maximum. Top-k's and top-p's are found by radix selection: logits become integers
+of the same order, and each pass counts, for the next 8 bits, how much lies in each of
+256 bins. Ranks exchange these histograms ([rows, 258] int64 each), add them up and
+follow the same digits, so four passes end at the same threshold on every rank. Top-k
+counts ids; top-p counts probability.
 
 Probabilities are added as integers. A sum of floats depends on its order, hence on T,
 and a last bit decides whether an id at the edge of top-p stays. Integers add up to the
@@ -39,10 +40,13 @@ def excluded_by_filters(
     top_p: torch.Tensor | None,
     shard: VocabShard,
     collectives: ShardCollectives,
+    min_p: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Which owned ids top-k and then top-p leave out, exact and the same at any T.
+    """Which owned ids min-p, top-k and top-p leave out, exact and the same at any T.
 
-    As vLLM's ``apply_top_k_top_p_pytorch`` defines it: top-k keeps every id that ties
+    In this order, each among what is left. Min-p drops ids less than ``min_p`` times as
+    probable as the most probable one. Then as vLLM's ``apply_top_k_top_p_pytorch``
+    defines it: top-k keeps every id that ties
     with the k-th largest. Top-p then drops the least probable ids, among equals the
     lowest first, as long as the probability dropped is at most 1 - p; one id stays.
 
@@ -51,8 +55,9 @@ def excluded_by_filters(
         top_k: ``[rows]`` int in [1, vocab_size], which keeps all; None for no top-k.
         top_p: ``[rows]`` fp32 in (0, 1], where 1 keeps all; None for no top-p.
         shard: The token ids this rank owns.
-        collectives: Of the tensor-parallel group. At T > 1 four all-gathers for top-k
-            and five for top-p.
+        collectives: Of the tensor-parallel group. At T > 1 one all-gather for min-p,
+            four for top-k and five for top-p.
+        min_p: ``[rows]`` fp32 in [0, 1], where 0 keeps all; None for no min-p.
 
     Returns:
         ``[rows, shard.num_rows]`` bool, True for ids left out. Ids whose logit is NaN
@@ -60,11 +65,16 @@ def excluded_by_filters(
     """
     keys = ordered_keys(owned)
     excluded = torch.zeros_like(keys, dtype=torch.bool)
+    if min_p is not None:
+        floor = vocab_peak(owned, shard, collectives) + min_p.log()[:, None]
+        excluded = owned < floor
     if top_k is not None:
         count = top_k.long()[:, None]
-        ones = count.new_ones(()).expand(keys.shape)
-        smallest = _select(keys, ones, lambda total: count, shard, collectives)
-        excluded = keys < smallest.key
+        kept = (~excluded).long()
+        smallest = _select(
+            keys, kept, lambda total: torch.minimum(count, total), shard, collectives
+        )
+        excluded |= keys < smallest.key
     if top_p is not None:
         peak = vocab_peak(owned, shard, collectives)
         masses = fixed_point_masses(owned, peak, shard.vocab_size)

@@ -57,7 +57,7 @@ def vocab_peak(
     owned: torch.Tensor, shard: VocabShard, collectives: ShardCollectives
 ) -> torch.Tensor:
     """The maximum over all ranks, ``[rows, 1]`` fp32; one all-gather at T > 1."""
-    if shard.num_rows:
+    if owned.shape[1]:
         peak = owned.amax(1, keepdim=True)
     else:
         peak = owned.new_full((len(owned), 1), -torch.inf)

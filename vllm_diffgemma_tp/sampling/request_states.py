@@ -9,14 +9,17 @@ without being synchronised.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from vllm_diffgemma_tp.sampling.vocab_edits import VocabEdits
+
 # Seeds kept of requests that left a slot. The runner removes preempted requests like
 # finished ones, and a resumed request must find its seed again.
 _REMEMBERED_SEEDS = 65536
+_GREEDY_SEED = 0
 
 
 class RequestSeeds:
@@ -24,6 +27,8 @@ class RequestSeeds:
 
     A request without one gets a seed from the engine's and its order of arrival:
     equal on all ranks, never shared by two requests, and kept across preemption.
+    Greedy ones share a seed: what they still draw is where noise goes, and the same
+    request must be answered the same.
     """
 
     def __init__(self, engine_seed: int) -> None:
@@ -31,10 +36,12 @@ class RequestSeeds:
         self._arrivals = 0
         self._seeds: OrderedDict[str, int] = OrderedDict()
 
-    def assign(self, req_id: str, seed: int | None) -> int:
+    def assign(self, req_id: str, seed: int | None, greedy: bool = False) -> int:
         """The seed of a request that enters, or re-enters, a slot; any int64."""
         if seed is not None:
             return seed
+        if greedy:
+            return _GREEDY_SEED
         if req_id in self._seeds:
             self._seeds.move_to_end(req_id)
             return self._seeds[req_id]
@@ -62,7 +69,9 @@ class CanvasOptions:
         seed_canvas: Token ids to start from instead of random ones, ``width`` of them.
         pinned: Positions that keep their seed token.
         read_only: Emit on convergence and skip the commit pass.
-        allowed: Token ids the answer is confined to; None for all.
+        temperature: Multiplies the schedule's; 0 is greedy, on the schedule itself.
+        min_p: Least probability an id needs, relative to the most probable one.
+        edits: Ids closed to the answer, and ids it favours.
     """
 
     width: int
@@ -70,7 +79,9 @@ class CanvasOptions:
     seed_canvas: list[int] | None = None
     pinned: tuple[int, ...] = ()
     read_only: bool = False
-    allowed: tuple[int, ...] | None = None
+    temperature: float = 1.0
+    min_p: float = 0.0
+    edits: VocabEdits = field(default_factory=VocabEdits)
 
 
 class CanvasStates:
@@ -105,6 +116,7 @@ class CanvasStates:
         self.has_seed_canvas = zeros(dtype=torch.bool)
         self.pinned = zeros(canvas_length, dtype=torch.bool)
         self.read_only = zeros(dtype=torch.bool)
+        self.temperature = zeros(dtype=torch.float32)
         # [max_num_reqs, canvas, hidden]: what self-conditioning reads next step, zero
         # for a slot that does not denoise next.
         self.soft_embedding = zeros(canvas_length, hidden_size, dtype=dtype)
@@ -126,6 +138,7 @@ class CanvasStates:
         self.options[slot] = options
         self.max_steps[slot] = options.max_steps
         self.read_only[slot] = options.read_only
+        self.temperature[slot] = options.temperature
         self.has_seed_canvas[slot] = options.seed_canvas is not None
         if options.seed_canvas is not None:
             ids = torch.tensor(options.seed_canvas, device=self.canvas.device)

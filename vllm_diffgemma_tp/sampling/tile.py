@@ -44,9 +44,16 @@ class TileStatistics:
 
 
 class Tile(Protocol):
-    """What the vocabulary step asks of a tile, in this order."""
+    """What the vocabulary step asks of a tile, in this order.
+
+    Attributes:
+        statistics: Of its blocks.
+        columns: The owned ids that ``probs`` is of, ``[columns]`` int64; None for all
+            ids of the tile.
+    """
 
     statistics: TileStatistics
+    columns: torch.Tensor | None
 
     def block_weights(self, block: torch.Tensor) -> torch.Tensor:
         """exp(x - m_b) of one block a row.
@@ -59,7 +66,7 @@ class Tile(Protocol):
         """
 
     def probs(self, reference: torch.Tensor) -> torch.Tensor:
-        """exp(x - reference), ``[rows, ids]`` in the dtype of the logits.
+        """exp(x - reference), ``[rows, columns]`` in the dtype of the logits.
 
         The last thing a tile gives: it is written over the logits.
 
@@ -71,6 +78,8 @@ class Tile(Protocol):
 class TorchTile:
     """The tile of ``logits [rows, ids]`` of consecutive owned ids."""
 
+    columns: torch.Tensor | None = None
+
     def __init__(
         self,
         logits: torch.Tensor,
@@ -79,6 +88,7 @@ class TorchTile:
         block_size: int,
         excluded: torch.Tensor | None,
         scratch: Scratch,
+        bias: torch.Tensor | None = None,
     ) -> None:
         """Args:
         logits: Before the softcap, ``[rows, ids]`` in any float dtype.
@@ -87,12 +97,13 @@ class TorchTile:
         block_size: Ids a block; the last block of a tile may be short.
         excluded: Which ids a row must not take, ``[rows, ids]`` bool; None for none.
         scratch: Given rows and ids, two fp32 buffers of that shape.
+        bias: Added after the softcap, ``[ids]`` fp32; None for nothing.
         """
         num_rows, num_ids = logits.shape
         num_blocks = max(1, -(-num_ids // block_size))
         x, weights = scratch(num_rows, num_blocks * block_size)
         scores = x[:, :num_ids].copy_(logits)
-        scale = 1 / temperature.clamp_min(MIN_TEMPERATURE)[:, None]
+        coldness = scale = 1 / temperature.clamp_min(MIN_TEMPERATURE)[:, None]
         if softcap is None:
             scores.mul_(scale)
         else:
@@ -100,6 +111,8 @@ class TorchTile:
             # of c. A CPU's tanh alone takes as long as everything else here.
             scale = scale * softcap
             scores.mul_(2 / softcap).sigmoid_().mul_(2 * scale).sub_(scale)
+        if bias is not None:
+            scores.addcmul_(coldness, bias)
         if excluded is not None:
             scores.masked_fill_(excluded, -torch.inf)
         x[:, num_ids:] = -torch.inf

@@ -57,6 +57,7 @@ def _load_scores(
     logits_stride,
     excluded_ptr,
     excluded_stride,
+    bias_ptr,
     temperature_ptr,
     softcap,
     row,
@@ -67,11 +68,17 @@ def _load_scores(
     allowed = ids < num_ids
     x = tl.load(logits_ptr + row * logits_stride + ids, mask=allowed, other=0.0)
     x = x.to(tl.float32)
-    scale = tl.div_rn(1.0, tl.maximum(tl.load(temperature_ptr + row), _MIN_TEMPERATURE))
+    coldness = tl.div_rn(
+        1.0, tl.maximum(tl.load(temperature_ptr + row), _MIN_TEMPERATURE)
+    )
+    scale = coldness
     if softcap is not None:
         x = _tanh(x * tl.div_rn(1.0, softcap))
         scale = scale * softcap
     x = x * scale
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + ids, mask=allowed, other=0.0)
+        x = x + bias * coldness
     if excluded_ptr is not None:
         excluded = tl.load(
             excluded_ptr + row * excluded_stride + ids, mask=allowed, other=True
@@ -90,6 +97,7 @@ def _statistics_kernel(
     logits_stride,
     excluded_ptr,
     excluded_stride,
+    bias_ptr,
     temperature_ptr,
     softcap,
     num_ids,
@@ -111,6 +119,7 @@ def _statistics_kernel(
             logits_stride,
             excluded_ptr,
             excluded_stride,
+            bias_ptr,
             temperature_ptr,
             softcap,
             row,
@@ -155,6 +164,7 @@ def _probs_kernel(
     logits_stride,
     excluded_ptr,
     excluded_stride,
+    bias_ptr,
     temperature_ptr,
     softcap,
     reference_ptr,
@@ -179,6 +189,7 @@ def _probs_kernel(
         logits_stride,
         excluded_ptr,
         excluded_stride,
+        bias_ptr,
         temperature_ptr,
         softcap,
         row,
@@ -192,6 +203,8 @@ def _probs_kernel(
 class TritonTile:
     """The tile of ``logits [rows, ids]`` of consecutive owned ids; needs no scratch."""
 
+    columns: torch.Tensor | None = None
+
     def __init__(
         self,
         logits: torch.Tensor,
@@ -199,6 +212,7 @@ class TritonTile:
         temperature: torch.Tensor,
         block_size: int,
         excluded: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
     ) -> None:
         """Args:
         logits: Before the softcap, ``[rows, ids]`` in any float dtype; rows may be
@@ -208,6 +222,7 @@ class TritonTile:
         block_size: Ids a block, a power of two; the last block may be short.
         excluded: Which ids a row must not take, ``[rows, ids]`` bool, rows may be
             strided; None for none.
+        bias: Added after the softcap, ``[ids]`` fp32; None for nothing.
         """
         assert logits.stride(1) == 1, "the ids of a row must be contiguous"
         assert excluded is None or excluded.stride(1) == 1
@@ -220,6 +235,7 @@ class TritonTile:
             logits.stride(0),
             excluded,
             0 if excluded is None else excluded.stride(0),
+            bias,
             temperature.contiguous(),
             softcap,
         )

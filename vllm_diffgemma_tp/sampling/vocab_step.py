@@ -48,12 +48,15 @@ class TokenRows:
         argmax: The most likely token, lowest id on ties, ``[rows]`` int64.
         entropy: Entropy of the softmax in nats, ``[rows]`` fp32.
         soft_embedding: ``[rows, hidden]`` in the table's dtype; None if not asked for.
+        broken_rank: The lowest rank with a score that is not finite, ``[rows]`` int64;
+            -1 where all are. The rest says nothing of a broken row.
     """
 
     sampled: torch.Tensor
     argmax: torch.Tensor
     entropy: torch.Tensor
     soft_embedding: torch.Tensor | None
+    broken_rank: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,8 @@ class VocabStep:
             if partial is not None:
                 reference = finite_or_zero(peak)
                 partial.mul_((before - reference).exp()[:, None])
-                add_product(partial, tile.probs(reference), self.weight[ids])
+                rows = self.weight[ids if tile.columns is None else tile.columns]
+                add_product(partial, tile.probs(reference), rows)
         table = BlockTable.of_tiles(statistics)
         missing = layout.blocks_per_rank - table.peak.shape[1]
         score, candidate = race.finish()
@@ -162,6 +166,7 @@ class VocabStep:
             soft_embedding=self._reduce(local[:, 0], merged)
             if want_soft_embedding
             else None,
+            broken_rank=_broken_rank(gathered[..., 4:], merged),
         )
 
     def _reduce(self, own_peak: torch.Tensor, merged: RowStatistics) -> torch.Tensor:
@@ -172,3 +177,18 @@ class VocabStep:
         if self.shard.tp_size > 1:
             partial = self.collectives.all_reduce(partial)
         return partial.to(self.weight.dtype)
+
+
+def _broken_rank(tables: torch.Tensor, merged: RowStatistics) -> torch.Tensor:
+    """The first rank whose block table shows a NaN or an infinity, ``[rows]`` int64.
+
+    Args:
+        tables: As the ranks packed them, ``[T, rows, 3 * blocks_per_rank]``.
+        merged: Of them. A row without any mass is broken too, and rank 0 is named.
+    """
+    peak, mass, moment = tables.unflatten(2, (3, -1)).unbind(2)
+    # A peak of -inf is a block without mass.
+    sound = (peak < torch.inf) & mass.isfinite() & moment.isfinite()
+    broken = ~sound.all(-1)
+    found = broken.any(0) | ~merged.entropy.isfinite()
+    return torch.where(found, broken.to(torch.uint8).argmax(0), -1)

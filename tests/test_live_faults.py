@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""What goes wrong in a worker is told to the clients it concerns, and to no others."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import urllib.error
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from completions import complete, events
+from conftest import LiveServers
+from plugin_folder import install
+
+from vllm_diffgemma_tp.evals.server import HOST, Server, group_members
+
+PROMPT = "Question: Ana has 12 pens and buys 7 more. How many has she?\nAnswer:"
+# A request that asks for this many denoising steps is the one to break.
+BROKEN_STEPS = 7
+BREAK_LOGITS = f"""
+def register():
+    import torch
+    from vllm_diffgemma_tp import sampler
+
+    denoise = sampler.DiffusionSampler._denoise
+
+    def denoise_with_nan(self, scores, batch, *outputs):
+        states, rank = self.states, self.vocab_step.shard.rank
+        for slot in batch.slots_np.tolist():
+            chosen = states.options[slot].max_steps == {BROKEN_STEPS}
+            if chosen and rank == 1 and int(states.step[slot]) == 2:
+                scores.hidden_states[batch.row_slots == slot] = torch.nan
+        return denoise(self, scores, batch, *outputs)
+
+    sampler.DiffusionSampler._denoise = denoise_with_nan
+"""
+CAUSE = "not finite on rank 1, at denoising step 2 of canvas 0"
+# No canvas of it is ever confident, so it takes all steps, and many canvases.
+ENDLESS: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True, "temperature": 2.0}
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture(scope="module")
+def broken_server(
+    live_servers: LiveServers, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("plugin")
+    with live_servers.own(
+        2, ["--max-model-len", "1024"], install(BREAK_LOGITS, folder)
+    ) as server:
+        yield server
+
+
+def broken_request() -> dict[str, Any]:
+    return {
+        "prompt": PROMPT,
+        "max_tokens": 64,
+        "seed": 1,
+        "vllm_xargs": {"diffusion_max_steps": BROKEN_STEPS},
+    }
+
+
+def test_a_nan_ends_its_request_with_the_rank_and_step_and_no_other(
+    broken_server: Server,
+) -> None:
+    neighbours = [
+        {"prompt": PROMPT, "max_tokens": 64, "seed": seed} for seed in range(4)
+    ]
+    alone = [complete(broken_server, **each) for each in neighbours]
+    with ThreadPoolExecutor(5) as pool:
+        broken = pool.submit(complete, broken_server, **broken_request())
+        others = [pool.submit(complete, broken_server, **each) for each in neighbours]
+    with pytest.raises(urllib.error.HTTPError) as failed:
+        broken.result()
+    assert failed.value.code == 500
+    assert CAUSE in json.load(failed.value)["error"]["message"]
+    assert [other.result() for other in others] == alone
+    # What it had cached is not taken up again.
+    assert [complete(broken_server, **each) for each in neighbours] == alone
+
+
+def test_a_nan_in_a_stream_is_an_event_that_says_so(broken_server: Server) -> None:
+    found = list(events(broken_server, **broken_request()))
+    assert CAUSE in found[-1]["error"]["message"]
+
+
+def test_a_nan_of_one_of_n_answers_ends_the_request(broken_server: Server) -> None:
+    with pytest.raises(urllib.error.HTTPError) as failed:
+        complete(broken_server, n=2, **broken_request())
+    assert CAUSE in json.load(failed.value)["error"]["message"]
+
+
+def in_flight(server: Server, pool: ThreadPoolExecutor) -> list[Future[Any]]:
+    """Three requests that are being denoised and far from their end."""
+    requests = [pool.submit(complete, server, PROMPT, **ENDLESS) for _ in range(3)]
+    time.sleep(3)
+    assert not any(request.done() for request in requests)
+    return requests
+
+
+def assert_nothing_is_left(server: Server) -> None:
+    assert group_members(server.process_group) == []
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((HOST, server.port))
+
+
+def test_a_killed_worker_ends_the_server_with_an_error(broken_server: Server) -> None:
+    """The last test of its server."""
+    (worker,) = (
+        process
+        for process in group_members(broken_server.process_group)
+        if process.name() == "VLLM::Worker_TP1"
+    )
+    with ThreadPoolExecutor(3) as pool:
+        requests = in_flight(broken_server, pool)
+        worker.kill()
+        killed = time.monotonic()
+        for request in requests:
+            # An answer of the dying server, or a closed connection.
+            assert isinstance(request.exception(timeout=30), OSError)
+        assert time.monotonic() - killed < 30
+    assert broken_server.wait(60) not in (0, None)
+    psutil.wait_procs(group_members(broken_server.process_group), timeout=30)
+    assert_nothing_is_left(broken_server)
+
+
+def test_a_server_told_to_stop_in_mid_request_stops(live_servers: LiveServers) -> None:
+    with live_servers.own(1, ["--max-model-len", "1024"]) as server:
+        with ThreadPoolExecutor(3) as pool:
+            requests = in_flight(server, pool)
+            psutil.Process(server.process_group).terminate()
+            for request in requests:
+                # Ended early: what there was of the answer, or an error.
+                request.exception(timeout=60)
+        assert server.wait(60) is not None
+        psutil.wait_procs(group_members(server.process_group), timeout=30)
+        assert_nothing_is_left(server)
