@@ -19,9 +19,14 @@ def complete(server: Server, prompt: str | list[int], **settings: Any) -> Any:
     Raises:
         urllib.error.HTTPError: If the server refuses the request.
     """
-    with _post(server, prompt, settings) as reply:
-        (choice,) = json.load(reply)["choices"]
+    (choice,) = post(server, prompt, **settings)["choices"]
     return choice
+
+
+def post(server: Server, prompt: str | list[int], **settings: Any) -> Any:
+    """All of what ``/v1/completions`` answers, as ``complete`` asks for it."""
+    with _post(server, prompt, settings) as reply:
+        return json.load(reply)
 
 
 def stream(server: Server, prompt: str | list[int], **settings: Any) -> Iterator[Any]:
@@ -31,7 +36,7 @@ def stream(server: Server, prompt: str | list[int], **settings: Any) -> Iterator
 
 
 def events(server: Server, prompt: str | list[int], **settings: Any) -> Iterator[Any]:
-    """The events of a streamed answer; the last may hold an error instead of choices."""
+    """The events of a streamed answer; an error is one without choices."""
     with _post(server, prompt, {**settings, "stream": True}) as reply:
         for line in reply:
             event = line.decode().strip().removeprefix("data: ")

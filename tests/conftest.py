@@ -130,6 +130,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _turn(item: pytest.Item) -> int:
     if item.get_closest_marker("live") is None:
         return 0
+    if item.get_closest_marker("own_server") is not None:
+        return 100
     callspec = getattr(item, "callspec", None)
     params = callspec.params if callspec else {}
     # Every live test without a T is one at TP = 2, or brings its own server.

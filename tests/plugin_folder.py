@@ -24,7 +24,9 @@ def install(plugin: str, folder: Path) -> dict[str, str]:
     (folder / f"{_NAME}.py").write_text(plugin)
     info = folder / f"{_NAME}-0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: 0\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: 0\n"
+    )
     (info / "entry_points.txt").write_text(
         f"[vllm.general_plugins]\n{_NAME} = {_NAME}:register\n"
     )

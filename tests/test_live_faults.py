@@ -10,12 +10,11 @@ import time
 import urllib.error
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from completions import complete, events
+from completions import complete, events, post
 from conftest import LiveServers
 from plugin_folder import install
 
@@ -45,7 +44,7 @@ CAUSE = "not finite on rank 1, at denoising step 2 of canvas 0"
 # No canvas of it is ever confident, so it takes all steps, and many canvases.
 ENDLESS: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True, "temperature": 2.0}
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.own_server]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,7 @@ def broken_request() -> dict[str, Any]:
 def test_a_nan_ends_its_request_with_the_rank_and_step_and_no_other(
     broken_server: Server,
 ) -> None:
-    neighbours = [
+    neighbours: list[dict[str, Any]] = [
         {"prompt": PROMPT, "max_tokens": 64, "seed": seed} for seed in range(4)
     ]
     alone = [complete(broken_server, **each) for each in neighbours]
@@ -94,7 +93,7 @@ def test_a_nan_in_a_stream_is_an_event_that_says_so(broken_server: Server) -> No
 
 def test_a_nan_of_one_of_n_answers_ends_the_request(broken_server: Server) -> None:
     with pytest.raises(urllib.error.HTTPError) as failed:
-        complete(broken_server, n=2, **broken_request())
+        post(broken_server, n=2, **broken_request())
     assert CAUSE in json.load(failed.value)["error"]["message"]
 
 

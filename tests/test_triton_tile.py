@@ -56,12 +56,18 @@ def strided(values: torch.Tensor, beyond: float) -> torch.Tensor:
 
 
 def has_clear_peak(
-    logits: torch.Tensor, softcap: float | None, block_size: int, excluded: torch.Tensor
+    logits: torch.Tensor,
+    softcap: float | None,
+    block_size: int,
+    excluded: torch.Tensor,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """Whether only exact ties come near a block's maximum, ``[rows, blocks]``."""
     capped = logits.double()
     if softcap is not None:
         capped = softcap * torch.tanh(capped / softcap)
+    if bias is not None:
+        capped = capped + bias
     capped = capped.masked_fill(excluded, -torch.inf)
     num_blocks = max(1, -(-logits.shape[1] // block_size))
     missing = num_blocks * block_size - logits.shape[1]
@@ -78,6 +84,7 @@ def check(
     temperature: torch.Tensor,
     block_size: int,
     excluded: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> None:
     """Both tiles of the same logits give the same three things."""
     out = strided(logits, beyond=torch.nan)
@@ -87,14 +94,15 @@ def check(
         temperature,
         block_size,
         None if excluded is None else strided(excluded, beyond=False),
+        bias,
     )
     twin = TorchTile(
-        logits.clone(), softcap, temperature, block_size, excluded, scratch
+        logits.clone(), softcap, temperature, block_size, excluded, scratch, bias
     )
     if excluded is None:
         excluded = torch.zeros_like(logits, dtype=torch.bool)
     greedy = temperature == 0
-    clear = has_clear_peak(logits, softcap, block_size, excluded)
+    clear = has_clear_peak(logits, softcap, block_size, excluded, bias)
     # At a temperature of 0 the last bit of a logit decides who else has mass.
     same_mass = clear | ~greedy[:, None]
 
@@ -176,6 +184,21 @@ def test_excluded_ids_blocks_and_rows(dtype: torch.dtype) -> None:
     excluded[3] = True
     excluded[3, 299] = False
     check(logits, 30.0, temperatures(6), 64, excluded)
+
+
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_a_bias_comes_after_the_softcap(softcap: float | None) -> None:
+    logits = random_logits(6, 300, torch.float32)
+    bias = torch.zeros(300, device=DEVICE)
+    bias[[0, 64, 150, 299]] = torch.tensor([9.0, -20.0, 31.5, 2.0], device=DEVICE)
+    excluded = torch.zeros(6, 300, dtype=torch.bool, device=DEVICE)
+    excluded[2, 150] = True
+    check(logits, softcap, temperatures(6), 64, excluded, bias)
+    plain = triton_tile.TritonTile(logits.clone(), softcap, temperatures(6), 64, None)
+    tile = triton_tile.TritonTile(
+        logits.clone(), softcap, temperatures(6), 64, None, bias
+    )
+    assert not torch.equal(tile.statistics.peak, plain.statistics.peak)
 
 
 @pytest.mark.parametrize("chunk, block_size, ids", [(64, 256, 400), (2048, 8192, 9000)])
