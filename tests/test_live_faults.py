@@ -21,12 +21,13 @@ from plugin_folder import install
 from vllm_diffgemma_tp.evals.server import HOST, Server, group_members
 
 PROMPT = "Question: Ana has 12 pens and buys 7 more. How many has she?\nAnswer:"
-# A request that asks for this many denoising steps is the one to break.
-BROKEN_STEPS = 7
+# A request that asks for this many denoising steps is the one to break: its logits on
+# one rank, or all that it is encoded from.
+BROKEN_STEPS, BROKEN_INPUT_STEPS = 7, 9
 BREAK_LOGITS = f"""
 def register():
     import torch
-    from vllm_diffgemma_tp import sampler
+    from vllm_diffgemma_tp import model_state, sampler
 
     denoise = sampler.DiffusionSampler._denoise
 
@@ -39,6 +40,21 @@ def register():
         return denoise(self, scores, batch, *outputs)
 
     sampler.DiffusionSampler._denoise = denoise_with_nan
+
+    State = model_state.VocabShardedModelState
+    prepare = State.prepare_inputs
+
+    def prepare_with_nan(self, batch, req_states):
+        inputs = prepare(self, batch, req_states)
+        starts = batch.query_start_loc_np.tolist()
+        slots = batch.idx_mapping_np[: batch.num_reqs].tolist()
+        for slot, first, end in zip(slots, starts, starts[1:]):
+            options = self.diffusion_states.options.get(slot)
+            if options and options.max_steps == {BROKEN_INPUT_STEPS}:
+                inputs["inputs_embeds"][first:end] = torch.nan
+        return inputs
+
+    State.prepare_inputs = prepare_with_nan
 """
 CAUSE = "not finite on rank 1, at denoising step 2 of canvas 0"
 # No canvas of it is ever confident, so it takes all steps, and many canvases.
@@ -52,9 +68,10 @@ def broken_server(
     live_servers: LiveServers, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("plugin")
-    with live_servers.own(
-        2, ["--max-model-len", "1024"], install(BREAK_LOGITS, folder)
-    ) as server:
+    # So few blocks that a request gets those of the one before.
+    flags = ["--max-model-len", "1024", "--block-size", "32"]
+    flags += ["--num-gpu-blocks-override", "110"]
+    with live_servers.own(2, flags, install(BREAK_LOGITS, folder)) as server:
         yield server
 
 
@@ -95,6 +112,40 @@ def test_a_nan_of_one_of_n_answers_ends_the_request(broken_server: Server) -> No
     with pytest.raises(urllib.error.HTTPError) as failed:
         post(broken_server, n=2, **broken_request())
     assert CAUSE in json.load(failed.value)["error"]["message"]
+
+
+def test_a_nan_of_the_backbone_reaches_no_later_request(broken_server: Server) -> None:
+    prompts = [[2 + (5 * i + k) % 200 for i in range(60 + 13 * k)] for k in range(4)]
+
+    def answer(k: int) -> list[int]:
+        ids: list[int] = complete(
+            broken_server,
+            prompts[k],
+            max_tokens=40,
+            seed=k,
+            ignore_eos=True,
+            return_token_ids=True,
+            vllm_xargs={"diffusion_max_steps": 4},
+        )["token_ids"]
+        return ids
+
+    alone = [answer(k) for k in range(4)]
+    for turn in range(4):
+        with ThreadPoolExecutor(8) as pool:
+            broken = [
+                pool.submit(
+                    complete,
+                    broken_server,
+                    [*prompt, turn],
+                    vllm_xargs={"diffusion_max_steps": BROKEN_INPUT_STEPS},
+                )
+                for prompt in prompts
+            ]
+            beside = list(pool.map(answer, range(4)))
+        for request in broken:
+            assert isinstance(request.exception(), urllib.error.HTTPError)
+        assert beside == alone
+        assert [answer(k) for k in range(4)] == alone
 
 
 def in_flight(server: Server, pool: ThreadPoolExecutor) -> list[Future[Any]]:

@@ -67,7 +67,6 @@ diffusion_args = st.fixed_dictionaries(
     },
 )
 sampling = {
-    "max_tokens": mostly(st.integers(1, 70)),
     "temperature": mostly(st.floats(0, 2)),
     "seed": mostly(st.integers(-(2**63), 2**63 - 1)),
     "top_p": mostly(st.floats(0, 1)),

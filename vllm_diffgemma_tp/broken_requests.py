@@ -3,8 +3,8 @@
 """A request whose logits were not finite ends with an error; its neighbours go on.
 
 The sampler reports a fault in the integer vLLM keeps for NaNs, by request, and vLLM's
-scheduler only counts it. Here the scheduler ends the request, takes what it wrote out
-of the prefix cache, and the API process hands its client the sentence that names rank
+scheduler only counts it. Here the scheduler ends the request and has its KV blocks
+cleared, and the API process hands its client the sentence that names rank
 and step: a 500 over HTTP, an error event of a stream, and ``finish_reason`` "error"
 with the sentence as ``stop_reason`` from ``LLM.generate``.
 """
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+from vllm_diffgemma_tp import kv_clearing
 from vllm_diffgemma_tp.faults import Fault
 
 
@@ -42,6 +43,7 @@ def install() -> None:
     update_and_end_broken.heeds_faults = True  # type: ignore[attr-defined]
     Scheduler.update_from_output = update_and_end_broken  # type: ignore[method-assign]
 
+    kv_clearing.install_in_scheduler()
     make_output = RequestState.make_request_output
 
     @functools.wraps(make_output)
@@ -76,11 +78,9 @@ def _end(scheduler: Any, faults: Mapping[str, Fault], outputs: Any) -> None:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
     from vllm.v1.request import RequestStatus
 
-    cache = scheduler.kv_cache_manager
     for req_id in faults:
         if req_id in scheduler.requests:
-            groups = cache.get_block_ids(req_id)
-            cache.evict_blocks({block for group in groups for block in group})
+            kv_clearing.set_aside(scheduler, req_id)
     ended = scheduler.finish_requests(list(faults), RequestStatus.FINISHED_ERROR)
     for request in ended:
         step = outputs.setdefault(request.client_index, EngineCoreOutputs())

@@ -22,6 +22,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.states import RequestState
 
+from vllm_diffgemma_tp import kv_clearing
 from vllm_diffgemma_tp.canvas_batch import CanvasBatch
 from vllm_diffgemma_tp.logprobs import CanvasLogprobs
 from vllm_diffgemma_tp.sampler import DiffusionSampler
@@ -48,6 +49,7 @@ class VocabShardedModelState(DiffusionGemmaModelState):
 
     def __init__(self, vllm_config: VllmConfig, model: nn.Module, *args: Any) -> None:
         super().__init__(vllm_config, model, *args)
+        kv_clearing.install_in_worker()
         diffusion_config = vllm_config.diffusion_config
         self.schedule = DenoisingSchedule.from_config(
             self.gen_config,

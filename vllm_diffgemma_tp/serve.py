@@ -74,13 +74,15 @@ def _watch_engine() -> Callable[[], bool]:
     shutdown = AsyncLLM.shutdown
 
     def shut_down_and_end_requests(self: AsyncLLM, *args: Any, **kwargs: Any) -> None:
-        # Only the first call tells: it is what stops a healthy engine.
-        died.append(self.errored)
+        # Only the first call tells: it is what stops a healthy engine. One that failed
+        # to start has none, and raises.
+        died.append(hasattr(self, "engine_core") and self.errored)
         shutdown(self, *args, **kwargs)
         # vLLM calls this in another thread than that of the requests.
-        if self.output_handler is not None:
+        handler = getattr(self, "output_handler", None)
+        if handler is not None:
             with contextlib.suppress(RuntimeError):
-                self.output_handler.get_loop().call_soon_threadsafe(
+                handler.get_loop().call_soon_threadsafe(
                     self.output_processor.propagate_error, EngineDeadError()
                 )
 

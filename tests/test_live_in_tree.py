@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""A confined read has vLLM's own logprobs, and none of its end at T = 2."""
+
+from __future__ import annotations
+
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import pytest
+from completions import complete
+from conftest import TINY_CONFIG, LiveServers
+
+from vllm_diffgemma_tp.bench.live import InTreeServer
+from vllm_diffgemma_tp.evals.config import load_config
+from vllm_diffgemma_tp.evals.server import Server
+
+PROMPT = "Question: Ana has 12 pens and buys 7 more. How many has she?\nAnswer:"
+CANVAS = [(7 * i + 11) % 245 for i in range(32)]
+SETS = [[20, 60, 130, 200], [0, 1, 2], [244, 9]]
+
+pytestmark = [pytest.mark.live, pytest.mark.own_server]
+
+
+@pytest.fixture(autouse=True)
+def _only_if_exhaustive(exhaustive: bool) -> None:
+    if not exhaustive:
+        pytest.skip("servers more than the default allows for: --exhaustive")
+
+
+def in_tree(tp_size: int, folder: Path) -> Server:
+    config = load_config(TINY_CONFIG)
+    return InTreeServer(
+        str(config.model_name),
+        tp_size,
+        folder / "server.log",
+        config.server_arguments,
+        env={"VLLM_CACHE_ROOT": str(folder / "cache")},
+        startup_max_wait_seconds=config.startup_max_wait_seconds,
+    )
+
+
+def read(server: Server, allowed: list[int]) -> Any:
+    """One denoising step from a canvas that is given: nothing in it is random."""
+    return complete(
+        server,
+        PROMPT,
+        max_tokens=len(CANVAS),
+        logprobs=len(allowed),
+        logprob_token_ids=allowed,
+        return_tokens_as_token_ids=True,
+        temperature=1.0,
+        vllm_xargs={
+            "diffusion_seed_canvas": CANVAS,
+            "diffusion_read_only": 1,
+            "diffusion_max_steps": 1,
+            "diffusion_constrained": 1,
+        },
+    )["logprobs"]["top_logprobs"]
+
+
+def test_confined_reads_have_the_in_tree_logprobs(
+    live_servers: LiveServers, tmp_path: Path
+) -> None:
+    live_servers.stop()
+    with in_tree(1, tmp_path) as server:
+        expected = [read(server, allowed) for allowed in SETS]
+    for tp_size in (1, 2, 4):
+        for allowed, rows in zip(SETS, expected, strict=True):
+            found = read(live_servers.at(tp_size), allowed)
+            for row, expected_row in zip(found, rows, strict=True):
+                assert row == pytest.approx(expected_row, abs=1e-5)
+
+
+def test_in_tree_the_same_read_ends_a_server_of_two_ranks(
+    live_servers: LiveServers, tmp_path: Path
+) -> None:
+    live_servers.stop()
+    with in_tree(2, tmp_path) as server:
+        with pytest.raises(urllib.error.HTTPError) as failed:
+            read(server, SETS[0])
+        assert failed.value.code == 500
+        assert "diffusion_constrained needs tensor parallel" in server.log
