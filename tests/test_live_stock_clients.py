@@ -7,11 +7,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lm_eval.api.instance import Instance
-from lm_eval.models.openai_completions import LocalCompletionsAPI
 from test_live_server import TINY, final_number, held_out
 
+from vllm_diffgemma_tp import cpu_engine
 from vllm_diffgemma_tp.evals.server import Server
+
+# Before lm-eval imports transformers, and that torchvision.
+cpu_engine.arrange()
+from lm_eval.api.instance import Instance  # noqa: E402
+from lm_eval.models.openai_completions import LocalCompletionsAPI  # noqa: E402
 
 QUESTIONS = 12
 

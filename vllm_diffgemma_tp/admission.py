@@ -51,6 +51,7 @@ def install() -> None:
     if getattr(SamplingParams.verify, "asks_plugin", False):
         return
     compat.honour_sampling_params()
+    compat.refuse_malformed_bodies()
     verify = SamplingParams.verify
 
     @functools.wraps(verify)

@@ -95,3 +95,31 @@ def honour_sampling_params() -> None:
                 setattr(self, name, value)
 
     SamplingParams._validate_diffusion = validate_the_rest  # type: ignore[method-assign]
+
+
+def refuse_malformed_bodies() -> None:
+    """Let a body that vLLM's validators stumble over be a 400; re-entrant.
+
+    To 0.32.0 some of them read into a body before pydantic has checked its types: a
+    list where ``structured_outputs`` should be an object is an AttributeError, and a
+    500. Can go when they check types.
+    """
+    from fastapi.dependencies import utils
+    from fastapi.exceptions import RequestValidationError
+
+    read_body = utils.request_body_to_args
+    if getattr(read_body, "refuses_malformed", False):
+        return
+
+    @functools.wraps(read_body)
+    async def read_body_or_refuse(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await read_body(*args, **kwargs)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            message = f"Malformed body: {error}"
+            raise RequestValidationError(
+                [{"type": "value_error", "loc": ("body",), "msg": message}]
+            ) from error
+
+    read_body_or_refuse.refuses_malformed = True  # type: ignore[attr-defined]
+    utils.request_body_to_args = read_body_or_refuse
