@@ -12,7 +12,7 @@ from vllm_diffgemma_tp import costs
 from vllm_diffgemma_tp.plan.checkpoint import Checkpoint
 from vllm_diffgemma_tp.plan.memory import Serving, fit, rank_memory
 from vllm_diffgemma_tp.plan.times import DESIGNS, Hardware, step_terms, vocab_time
-from vllm_diffgemma_tp.plan.weights import Sharding
+from vllm_diffgemma_tp.plan.weights import Sharding, tensor_class
 from vllm_diffgemma_tp.sampling.block_stats import block_size_for
 
 
@@ -125,3 +125,16 @@ def _wire(checkpoint: Checkpoint, question: Question, t: int) -> dict[str, float
             rows, a.hidden_size, len(a.layers), a.element, t
         ),
     }
+
+
+def active_parameters(checkpoint: Checkpoint) -> int:
+    """Parameters that a token meets in the backbone: its own experts, all the rest."""
+    a = checkpoint.architecture
+    active = 0
+    for name, tensor in checkpoint.tensors.items():
+        kind = tensor_class(name)
+        if kind == "experts":
+            active += tensor.num_elements * a.top_k_experts // a.num_experts
+        elif kind not in ("vision", "self-conditioning"):
+            active += tensor.num_elements
+    return active
