@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, addmm_flop
+from torch.utils.flop_counter import FlopCounterMode
 
 from vllm_diffgemma_tp import costs, self_conditioning
 from vllm_diffgemma_tp.plan.checkpoint import preset
@@ -97,10 +97,16 @@ def _shard(t: int) -> VocabShard:
 def counted_flops(t: int) -> int:
     """Of the operator on one of T ranks at the real shape."""
     # torch counts addmm, and not its in-place form.
-    in_place = {torch.ops.aten.addmm_: addmm_flop}
+    in_place = {torch.ops.aten.addmm_: _addmm_flops}
     with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
         _run(t, [])
     return int(counter.get_total_flops())
+
+
+def _addmm_flops(
+    _: torch.Size, left: torch.Size, right: torch.Size, **unused: object
+) -> int:
+    return 2 * left[0] * left[1] * right[1]
 
 
 def sent_bytes(t: int) -> tuple[int, int]:

@@ -31,7 +31,7 @@ from vllm_diffgemma_tp.verify.claims import ByT, Line, judge
 _MOST_RANKS = 128
 #: Claims of the founding report that no machine without the released weights can check.
 NOT_CHECKED = (
-    "warm-up completes, coherent text: on the tiny checkpoint, `vllm-diffgemma-tp demo`",
+    "warm-up completes, coherent text: `vllm-diffgemma-tp demo`, tiny checkpoint",
     "GSM8K at T = 2 on the FP8 checkpoint, 1,319 questions: `vllm-diffgemma-tp eval`",
     "174.3 tokens/s and 13.3 to 24.2 steps a canvas on 4 x RTX A4000",
 )
