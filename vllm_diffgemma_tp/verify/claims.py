@@ -305,6 +305,27 @@ def _invariants(by_t: ByT) -> Iterator[Line]:
             ),
         ),
     )
+    yield Line(
+        "I6 a NaN ends its request with an error that names rank and step, no other",
+        "the sampler, a NaN in request 2 of 4; then one in the last rank's shard",
+        _each(
+            by_t,
+            lambda rank: (
+                f"{rank['faults_of_a_request']}, "
+                f"{rank['emitted_of_a_request']} tokens emitted; "
+                f"shard: {rank['faults_of_a_shard'][0]}"
+            ),
+        ),
+        _all(
+            by_t,
+            lambda t, rank: (
+                rank["faults_of_a_request"] == rank["faults_expected"]
+                and rank["faults_of_a_shard"] == rank["shard_expected"]
+                and rank["emitted_of_a_request"] == 0
+                and rank["neighbours_unchanged"]
+            ),
+        ),
+    )
 
 
 def _makes_little(t: int, rank: Measured) -> bool:

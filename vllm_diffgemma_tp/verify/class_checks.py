@@ -18,10 +18,19 @@ _REFUSED: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.2},
     {"frequency_penalty": 0.5},
     {"presence_penalty": 0.5},
+    {"min_tokens": 4},
     {"prompt_logprobs": 1},
     {"seed": 2**63},
+    {"extra_args": {"diffusion_nonsense": 1}},
+    {"allowed_token_ids": []},
 )
-_ADMITTED: tuple[dict[str, Any], ...] = ({}, {"seed": 7}, {"top_k": 5, "top_p": 0.9})
+_ADMITTED: tuple[dict[str, Any], ...] = (
+    {},
+    {"seed": 7, "temperature": 0.5, "min_p": 0.1},
+    {"top_k": 5, "top_p": 0.9},
+    {"logit_bias": {3: 1.0}, "allowed_token_ids": [3, 4]},
+)
+_VOCAB = 262_144
 
 
 def measure_class(_: GroupCoordinator, __: torch.device) -> dict[str, Any]:
@@ -38,7 +47,7 @@ def measure_class(_: GroupCoordinator, __: torch.device) -> dict[str, Any]:
 
     def refused(arguments: dict[str, Any]) -> bool:
         try:
-            admission.refuse(SamplingParams(**arguments))
+            admission.refuse(SamplingParams(**arguments), _VOCAB, tokenizer=None)
         except VLLMValidationError:
             return True
         return False

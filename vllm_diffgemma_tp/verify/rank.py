@@ -41,6 +41,7 @@ def measure_all(device: Any, progress: Progress) -> Measured:
     from vllm_diffgemma_tp.verify.class_checks import measure_class
     from vllm_diffgemma_tp.verify.operator_checks import measure_graph, measure_operator
     from vllm_diffgemma_tp.verify.step_checks import (
+        measure_faults,
         measure_randomness,
         measure_sampler,
         measure_step,
@@ -59,6 +60,7 @@ def measure_all(device: Any, progress: Progress) -> Measured:
         ("the vocabulary step", measure_step),
         ("randomness", measure_randomness),
         ("the whole sampler", measure_sampler),
+        ("faults", measure_faults),
     ):
         progress(f"T={group.world_size}: {title}")
         found |= measure_part(group, device)

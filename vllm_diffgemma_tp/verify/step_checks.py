@@ -24,6 +24,7 @@ from vllm_diffgemma_tp.bench.stand_ins import (
     start_denoising,
 )
 from vllm_diffgemma_tp.bench.variants import ours, sampler_of
+from vllm_diffgemma_tp.faults import Fault
 from vllm_diffgemma_tp.sampling.block_stats import BlockLayout
 from vllm_diffgemma_tp.sampling.counter_rng import Purpose, RowCounters, philox4x32
 from vllm_diffgemma_tp.sampling.vocab_step import TokenRows
@@ -197,6 +198,42 @@ def _denoise(
                 state.diffusion_states, slots, shard, sampler.scores.collectives
             )
     return counted.take(), canvases
+
+
+def measure_faults(group: GroupCoordinator, device: torch.device) -> dict[str, Any]:
+    """What becomes of a request with a NaN, of its neighbours, and of a bad shard."""
+    head = random_head(VOCAB, HIDDEN, device, group.rank_in_group)
+    broken, clean = 1, slice(2, _MOST_REQUESTS)
+    sampler, state, inputs = _sampler(head, group, device, _MOST_REQUESTS)
+    sampler(inputs.hidden_states, canvas_batch(inputs))
+    untouched = digest(state.diffusion_states.canvas[clean])
+
+    sampler, state, inputs = _sampler(head, group, device, _MOST_REQUESTS)
+    hidden = inputs.hidden_states.clone()
+    hidden[broken * CANVAS_LENGTH + 3] = torch.nan
+    of_a_request = sampler(hidden, canvas_batch(inputs))
+    beside = digest(state.diffusion_states.canvas[clean])
+
+    last = group.world_size - 1
+    if group.rank_in_group == last:
+        weight: Any = head.weight
+        weight.data[5] = torch.nan
+    sampler, _, inputs = _sampler(head, group, device, _MOST_REQUESTS)
+    of_a_shard = sampler(inputs.hidden_states, canvas_batch(inputs))
+    return {
+        "faults_of_a_request": _faults(of_a_request),
+        "faults_expected": [None, "rank 0, step 0", None, None],
+        "emitted_of_a_request": int(of_a_request.num_sampled[broken]),
+        "neighbours_unchanged": beside == untouched,
+        "faults_of_a_shard": _faults(of_a_shard),
+        "shard_expected": [f"rank {last}, step 0"] * _MOST_REQUESTS,
+    }
+
+
+def _faults(output: Any) -> list[str | None]:
+    """What the sampler says of each request."""
+    faults = [Fault.decode(code) if code else None for code in output.num_nans.tolist()]
+    return [f"rank {f.rank}, step {f.step}" if f else None for f in faults]
 
 
 @contextmanager
