@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
+from vllm_diffgemma_tp.arguments import (
+    positive_float,
+    positive_int,
+    positive_ints,
+    share,
+)
 from vllm_diffgemma_tp.errors import UserError
-from vllm_diffgemma_tp.evals.command import positive_int, positive_ints
 from vllm_diffgemma_tp.plan import plot, text
 from vllm_diffgemma_tp.plan.checkpoint import PRESETS, Checkpoint, preset, read
 from vllm_diffgemma_tp.plan.memory import Serving
@@ -145,19 +149,3 @@ def _hardware(args: argparse.Namespace) -> Hardware | None:
             "a --hardware."
         )
     return Hardware("the card described", memory_gib=0, **given)
-
-
-def positive_float(value: str) -> float:
-    """A size or a rate."""
-    number = float(value)
-    if not (number > 0 and math.isfinite(number)):
-        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
-    return number
-
-
-def share(value: str) -> float:
-    """A number in (0, 1]."""
-    number = float(value)
-    if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"{value} is not in (0, 1]")
-    return number

@@ -132,15 +132,20 @@ def _operator(by_t: ByT) -> Iterator[Line]:
     yield Line(
         "why the guard, I3: T = 1 calls no collective, is bitwise the dense product",
         "calls counted; (P @ W) * gamma compared bit for bit in fp32 and bf16",
-        f"{len(by_t[1][0]['bf16_calls']) + len(by_t[1][0]['step_calls'])} calls; "
+        f"{sum(_calls_alone(ranks[0]) for ranks in by_t.values())} calls; "
         f"fp32 equal: {by_t[1][0]['fp32_one_rank_is_dense']}, "
         f"bf16 equal: {by_t[1][0]['bf16_one_rank_is_dense']}",
-        _all(by_t, lambda t, rank: rank["fp32_one_rank_is_dense"])
-        and _all(by_t, lambda t, rank: rank["bf16_one_rank_is_dense"])
-        and not any(
-            by_t[1][0][key]
-            for key in ("fp32_calls", "bf16_calls", "step_calls", "equal_memory_calls")
-        ),
+        _all(
+            by_t,
+            lambda t, rank: (
+                rank["fp32_one_rank_is_dense"]
+                and rank["bf16_one_rank_is_dense"]
+                and _calls_alone(rank) == 0
+            ),
+        )
+        and not any(by_t[1][0][key] for key in ("fp32_calls", "bf16_calls"))
+        and not by_t[1][0]["step_calls"]
+        and not by_t[1][0]["equal_memory"]["calls"],
     )
     yield Line(
         "why that op: traces to one graph with one vllm.all_reduce, same bits",
@@ -198,6 +203,11 @@ def _operator(by_t: ByT) -> Iterator[Line]:
     )
 
 
+def _calls_alone(rank: Measured) -> int:
+    """Collectives that were called for one rank."""
+    return sum(len(rank[f"{name}_one_rank_calls"]) for name in ("fp32", "bf16", "step"))
+
+
 def _one_reduce(rank: Measured) -> bool:
     return all(
         [(call.kind, call.dtype) for call in rank[key]] == [("all_reduce", "float32")]
@@ -247,17 +257,18 @@ def _invariants(by_t: ByT) -> Iterator[Line]:
         _each(
             larger,
             lambda rank: (
-                f"{len(rank['unequal_memory_calls'])} calls, "
+                f"{len(rank['unequal_memory']['calls'])} calls, "
                 f"{rank['memory_reads']} reads of memory"
+                f"{' ' if rank['unequal_memory']['diverged'] else ''}"
+                f"{rank['unequal_memory']['diverged']}"
             ),
         ),
-        _equal(larger, "unequal_memory_calls")
-        and _equal(larger, "unequal_memory_digest")
+        _equal(larger, "unequal_memory")
         and _all(
             larger,
             lambda t, rank: (
-                rank["unequal_memory_calls"] == rank["equal_memory_calls"]
-                and rank["unequal_memory_digest"] == rank["equal_memory_digest"]
+                rank["unequal_memory"] == rank["equal_memory"]
+                and not rank["unequal_memory"]["diverged"]
                 and rank["memory_reads"] == 0
             ),
         ),

@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from vllm_diffgemma_tp import __version__, cpu_engine, preflight
+from vllm_diffgemma_tp.arguments import positive_ints
 from vllm_diffgemma_tp.bench.command import check_writable
 from vllm_diffgemma_tp.bench.group import remove_shared_memory
 from vllm_diffgemma_tp.bench.processes import run_ranks
 from vllm_diffgemma_tp.environment import quiet_vllm
 from vllm_diffgemma_tp.errors import UserError
-from vllm_diffgemma_tp.evals.command import (
-    positive_ints,
-    say,
-    terminating_like_ctrl_c,
-)
+from vllm_diffgemma_tp.evals.command import say, terminating_like_ctrl_c
 from vllm_diffgemma_tp.evals.server import free_port
 from vllm_diffgemma_tp.verify import rank
 from vllm_diffgemma_tp.verify.claims import ByT, Line, judge

@@ -20,6 +20,8 @@ from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
 # No multiple of 64, so that the last rank stores padding; shards of the padded one fall
 # on block boundaries up to T = 128.
 VOCAB, HIDDEN, ROWS, ADDED, GAMMA = 16_365, 64, 64, 8, 5.5
+#: What a lone rank is given; it should call neither.
+ONE_RANK = ShardCollectives(all_reduce=lambda t: t, all_gather=lambda t: t)
 
 
 class RankOperator:
@@ -85,7 +87,9 @@ def measure_operator(group: GroupCoordinator, device: torch.device) -> dict[str,
         found[f"{name}_error"] = operator.error(result)
         found[f"{name}_digest"] = digest(result)
         found[f"{name}_rank_difference"] = _rank_difference(group, result)
-        alone = operator.run(dtype, refuse_collective, operator.whole)
+        lone = CountedCollectives(ONE_RANK)
+        alone = operator.run(dtype, lone.collectives.all_reduce, operator.whole)
+        found[f"{name}_one_rank_calls"] = lone.take()
         found[f"{name}_error_of_one_rank"] = operator.error(alone)
         dense = (operator.probs.float().to(dtype) @ operator.table.to(dtype)) * GAMMA
         found[f"{name}_one_rank_is_dense"] = torch.equal(alone, dense)
@@ -101,10 +105,6 @@ def _rank_difference(group: GroupCoordinator, result: torch.Tensor) -> float:
         return 0.0
     first = group.all_gather(result.float(), 0)[: len(result)]
     return ((result.float() - first).abs().max() / first.abs().max()).item()
-
-
-def refuse_collective(_: torch.Tensor) -> torch.Tensor:
-    raise AssertionError("a collective was called at T = 1")
 
 
 def _unsharded_product(operator: RankOperator) -> str:

@@ -32,10 +32,10 @@ from vllm_diffgemma_tp.verify.counting import CountedCollectives, MadeTensors, d
 from vllm_diffgemma_tp.verify.operator_checks import (
     GAMMA,
     HIDDEN,
+    ONE_RANK,
     ROWS,
     VOCAB,
     RankOperator,
-    refuse_collective,
 )
 from vllm_diffgemma_tp.verify.scored_step import scored_step, stored_rows
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives
@@ -53,6 +53,7 @@ def measure_step(group: GroupCoordinator, device: torch.device) -> dict[str, Any
     """The vocabulary step on T ranks against the same step on one, same scores."""
     operator = RankOperator(group, device)
     counted = CountedCollectives(ShardCollectives.of_group(group))
+    lone = CountedCollectives(ONE_RANK)
     weight = stored_rows(operator.table.float(), operator.shard, operator.added_rows)
     ids = differing = 0
     soft = 0.0
@@ -63,7 +64,7 @@ def measure_step(group: GroupCoordinator, device: torch.device) -> dict[str, Any
             operator.table.float(),
             operator.whole,
             GAMMA,
-            ShardCollectives(refuse_collective, refuse_collective),
+            lone.collectives,
             _row_counters(device),
         )
         for tile_rows, tile_blocks in _TILES:
@@ -89,6 +90,7 @@ def measure_step(group: GroupCoordinator, device: torch.device) -> dict[str, Any
         "step_soft_difference": soft,
         "step_digest": "".join(digests),
         "step_calls": calls,
+        "step_one_rank_calls": lone.take(),
     }
 
 
@@ -157,14 +159,10 @@ def measure_sampler(group: GroupCoordinator, device: torch.device) -> dict[str, 
     head = random_head(VOCAB, HIDDEN, device, group.rank_in_group)
     found: dict[str, Any] = {}
     with _free_memory(group.rank_in_group) as reads:
-        calls, digests = _denoise(head, group, device, _MOST_REQUESTS)
+        found["unequal_memory"] = _denoise(head, group, device, _MOST_REQUESTS)
         found["memory_reads"] = reads()
-    found["unequal_memory_calls"] = calls
-    found["unequal_memory_digest"] = digests
     with _free_memory(0):
-        found["equal_memory_calls"], found["equal_memory_digest"] = _denoise(
-            head, group, device, _MOST_REQUESTS
-        )
+        found["equal_memory"] = _denoise(head, group, device, _MOST_REQUESTS)
     found |= _allocations(head, group, device)
     return found
 
@@ -182,22 +180,26 @@ def _sampler(
 
 def _denoise(
     head: Any, group: GroupCoordinator, device: torch.device, num_reqs: int
-) -> tuple[list[Any], list[str]]:
-    """The collectives of some steps, and the canvases after each."""
+) -> dict[str, Any]:
+    """The collectives of some steps, the canvases after each, and who diverged."""
     sampler, state, inputs = _sampler(head, group, device, num_reqs)
     counted = CountedCollectives(sampler.vocab_step.collectives)
     sampler.vocab_step = replace(sampler.vocab_step, collectives=counted.collectives)
-    batch, canvases = canvas_batch(inputs), []
+    batch, canvases, diverged = canvas_batch(inputs), [], ""
     slots = torch.arange(num_reqs, device=device)
     shard = sampler.vocab_step.shard
     for _ in range(_NUM_STEPS):
         sampler(inputs.hidden_states, batch)
         canvases.append(digest(state.diffusion_states.canvas))
-        if shard.tp_size > 1:
+        if shard.tp_size == 1:
+            continue
+        try:
             lockstep.check_canvases(
                 state.diffusion_states, slots, shard, sampler.scores.collectives
             )
-    return counted.take(), canvases
+        except lockstep.DivergedRanksError as error:
+            diverged = str(error)
+    return {"calls": counted.take(), "canvases": canvases, "diverged": diverged}
 
 
 def measure_faults(group: GroupCoordinator, device: torch.device) -> dict[str, Any]:
