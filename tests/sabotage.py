@@ -159,7 +159,7 @@ def everything_admitted() -> Patch:
 
 
 _OPERATOR = ("operator_checks", "measure_operator")
-_SAMPLER = ("step_checks", "measure_sampler")
+_SAMPLER = ("sampler_checks", "measure_sampler")
 SABOTAGES = {
     "the reduce left out": Sabotage(
         _OPERATOR, reduce_left_out, ("the identity", "the fix")
@@ -181,7 +181,7 @@ SABOTAGES = {
     "tiles by free memory": Sabotage(_SAMPLER, tiles_by_free_memory, ("I1",)),
     "seeds by rank": Sabotage(_SAMPLER, seeds_by_rank, ("I1",)),
     "full-width logits": Sabotage(_SAMPLER, full_width_logits, ("I4",)),
-    "NaN as text": Sabotage(("step_checks", "measure_faults"), nan_as_text, ("I6",)),
+    "NaN as text": Sabotage(("sampler_checks", "measure_faults"), nan_as_text, ("I6",)),
     "everything admitted": Sabotage(
         ("class_checks", "measure_class"), everything_admitted, ("I5",)
     ),

@@ -18,7 +18,8 @@ from vllm_diffgemma_tp import cli, costs, cpu_engine
 from vllm_diffgemma_tp.bench.group import bind_cores, tensor_parallel_group
 from vllm_diffgemma_tp.environment import quiet_vllm
 from vllm_diffgemma_tp.verify import command
-from vllm_diffgemma_tp.verify.claims import ByT, Line, judge
+from vllm_diffgemma_tp.verify.command import judge
+from vllm_diffgemma_tp.verify.lines import ByT, Line
 from vllm_diffgemma_tp.verify.rank import Measured, measure_all
 
 SOUND = "nothing"

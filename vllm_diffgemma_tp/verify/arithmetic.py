@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vllm_diffgemma_tp import costs, self_conditioning
 from vllm_diffgemma_tp.plan.checkpoint import preset
 from vllm_diffgemma_tp.plan.report import active_parameters
-from vllm_diffgemma_tp.verify.claims import Line
+from vllm_diffgemma_tp.verify.lines import Line
 from vllm_diffgemma_tp.vocab_shard import VocabShard
 
 VOCAB, HIDDEN, CANVAS, BF16, T = 262_144, 2816, 256, 2, 4

@@ -22,7 +22,9 @@ from vllm_diffgemma_tp.errors import UserError
 from vllm_diffgemma_tp.evals.command import say, terminating_like_ctrl_c
 from vllm_diffgemma_tp.evals.server import free_port
 from vllm_diffgemma_tp.verify import rank
-from vllm_diffgemma_tp.verify.claims import ByT, Line, judge
+from vllm_diffgemma_tp.verify.invariants import invariant_lines
+from vllm_diffgemma_tp.verify.lines import ByT, Line
+from vllm_diffgemma_tp.verify.operator_claims import operator_lines
 
 # What the vocabulary of the checks can be shared by, on block boundaries.
 _MOST_RANKS = 128
@@ -75,6 +77,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         write_json(args.json, lines, by_t)
     return 0 if all(line.ok for line in lines) else 1
+
+
+def judge(by_t: ByT) -> list[Line]:
+    """A line for every claim that ranks measured something for."""
+    return [*operator_lines(by_t), *invariant_lines(by_t)]
 
 
 def check_devices(largest: int) -> None:

@@ -71,7 +71,7 @@ class RankOperator:
 
 
 def measure_operator(group: GroupCoordinator, device: torch.device) -> dict[str, Any]:
-    """Errors, collectives and bits of the operator; ``claims`` says of what."""
+    """Errors, collectives and bits of the operator, for ``operator_claims``."""
     operator = RankOperator(group, device)
     counted = CountedCollectives(ShardCollectives.of_group(group))
     found: dict[str, Any] = {

@@ -40,12 +40,8 @@ def measure_all(device: Any, progress: Progress) -> Measured:
 
     from vllm_diffgemma_tp.verify.class_checks import measure_class
     from vllm_diffgemma_tp.verify.operator_checks import measure_graph, measure_operator
-    from vllm_diffgemma_tp.verify.step_checks import (
-        measure_faults,
-        measure_randomness,
-        measure_sampler,
-        measure_step,
-    )
+    from vllm_diffgemma_tp.verify.sampler_checks import measure_faults, measure_sampler
+    from vllm_diffgemma_tp.verify.step_checks import measure_randomness, measure_step
 
     group = get_tp_group()
     found: Measured = {

@@ -16,7 +16,6 @@ from vllm_diffgemma_tp.sampling.block_stats import block_size_for
 from vllm_diffgemma_tp.sampling.counter_rng import RowCounters
 from vllm_diffgemma_tp.sampling.tile import Tile, TorchTile
 from vllm_diffgemma_tp.sampling.tile_plan import TilePlan, Workspace
-from vllm_diffgemma_tp.sampling.triton_tile import TritonTile
 from vllm_diffgemma_tp.sampling.vocab_step import TokenRows, VocabStep
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
 
@@ -34,6 +33,22 @@ def stored_rows(
     stored = table.new_full((shard.rows_per_rank + added_rows, table.shape[1]), POISON)
     stored[: shard.num_rows] = table[shard.start : shard.end]
     return stored
+
+
+def shaped(rows: torch.Tensor, kind: str) -> torch.Tensor:
+    """Random ``rows [rows, vocab]`` of a kind: tied, mostly -inf, or all -inf but one.
+
+    Of any other kind they stay as they are.
+    """
+    num_rows, vocab = rows.shape
+    if kind == "tied":
+        return rows.round()
+    if kind == "masked":
+        rows[:, torch.arange(vocab) % 7 != 3] = -torch.inf
+    elif kind == "one id":
+        rows[:] = -torch.inf
+        rows[torch.arange(num_rows), torch.arange(num_rows) * (vocab // num_rows)] = 1.0
+    return rows
 
 
 def scored_step(
@@ -79,6 +94,9 @@ def scored_step(
                 owned[rows, ids] == -torch.inf,
             )
             if weight.is_cuda:
+                # Not above: vLLM looks for a working Triton when it is imported.
+                from vllm_diffgemma_tp.sampling.triton_tile import TritonTile
+
                 return TritonTile(*arguments)
             return TorchTile(*arguments, workspace.scratch)
 
