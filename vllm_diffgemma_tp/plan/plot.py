@@ -86,7 +86,7 @@ def _draw_memory(axes: Any, plan: dict[str, Any]) -> None:
             va="bottom",
             fontsize=9,
         )
-    axes.margins(y=0.1)
+    axes.set_ylim(top=1.1 * axes.get_ylim()[1])
     axes.set_xlabel("T")
     axes.set_ylabel("GiB on a rank")
     axes.set_title("Memory of a rank")

@@ -89,7 +89,7 @@ def invariant_lines(by_t: ByT) -> Iterator[Line]:
             by_t,
             lambda rank: (
                 f"{rank['largest_of_1'][0]:,} B and {rank['largest_of_many'][0]:,} B, "
-                f"workspace {rank['workspace']:,} B"
+                f"workspace {rank['workspace']:,} B, logits {rank['logits']:,} B"
             ),
         ),
         everywhere(by_t, _makes_little),

@@ -17,6 +17,7 @@ from vllm.platforms import current_platform
 from vllm_diffgemma_tp import lockstep
 from vllm_diffgemma_tp.bench.shape import CANVAS_LENGTH
 from vllm_diffgemma_tp.bench.stand_ins import (
+    DTYPE,
     StepInputs,
     canvas_batch,
     random_head,
@@ -156,4 +157,6 @@ def _allocations(
         }
     found["largest_of_many"] = found.pop(f"largest_of_{_MOST_REQUESTS}")
     found["most_rows"] = _MOST_REQUESTS * CANVAS_LENGTH
+    # What gathering them would have every rank hold.
+    found["logits"] = found["most_rows"] * VOCAB * DTYPE.itemsize
     return found
