@@ -254,6 +254,16 @@ def test_the_text_has_a_column_a_t_and_says_why_a_t_is_impossible(
     assert "ESTIMATE" in capsys.readouterr().out
 
 
+def test_nvfp4_experts_that_cannot_be_sharded_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["plan", "--preset", "nvfp4", "--tp", "2"]
+    assert cli.main(argv) == 0
+    assert "width 704 / 2 are reported to fail" in capsys.readouterr().out
+    assert cli.main([*argv, "--enable-expert-parallel"]) == 0
+    assert "reported to fail" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_the_plot_is_drawn(
     ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

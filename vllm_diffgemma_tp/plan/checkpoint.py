@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_diffgemma_tp import ARCHITECTURE, preflight
+from vllm_diffgemma_tp import ARCHITECTURE, known_limits, preflight
 from vllm_diffgemma_tp.errors import UserError
 from vllm_diffgemma_tp.plan.architecture import (
     ELEMENT_BYTES,
@@ -65,7 +65,8 @@ class Checkpoint:
         name: For tables and messages.
         architecture: Its dimensions.
         tensors: By name.
-        quantization: The method its config names, None for an unquantized one.
+        quantization: The method its config names, "nvfp4" for any of that format; None
+            for an unquantized one.
     """
 
     name: str
@@ -124,6 +125,8 @@ def _checkpoint(name: str, config: Mapping[str, Any], tensors: Tensors) -> Check
             "does not know: use a preset (--preset)."
         )
     quantization = (config.get("quantization_config") or {}).get("quant_method")
+    if known_limits.is_nvfp4(config):
+        quantization = "nvfp4"
     return Checkpoint(name, from_config(config, name), tensors, quantization)
 
 

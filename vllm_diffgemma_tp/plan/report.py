@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vllm_diffgemma_tp import costs
+from vllm_diffgemma_tp import costs, known_limits
 from vllm_diffgemma_tp.plan.checkpoint import Checkpoint
 from vllm_diffgemma_tp.plan.memory import Serving, fit, rank_memory
 from vllm_diffgemma_tp.plan.times import DESIGNS, Hardware, step_terms, vocab_time
@@ -77,6 +77,9 @@ def _of_ranks(checkpoint: Checkpoint, question: Question, t: int) -> dict[str, A
     found: dict[str, Any] = {
         "tp": t,
         "obstacle": None,
+        "limit": known_limits.nvfp4_experts(a.expert_size, t, question.expert_parallel)
+        if checkpoint.quantization == "nvfp4"
+        else None,
         "memory": {**asdict(memory), "fixed": memory.fixed},
         "wire": _wire(checkpoint, question, t),
         "flops": {

@@ -180,6 +180,7 @@ def answers(plan: dict[str, Any]) -> list[str]:
         for rank in plan["ranks"]
         if rank["obstacle"]
     ]
+    sentences += [rank["limit"] for rank in possible if rank["limit"]]
     fitting = possible
     if plan["gpu_memory_bytes"] is not None:
         fitting = [rank for rank in possible if rank["fit"]["fits"]]

@@ -28,6 +28,8 @@ from vllm_diffgemma_tp.verify.operator_claims import operator_lines
 
 # What the vocabulary of the checks can be shared by, on block boundaries.
 _MOST_RANKS = 128
+# Ranks that hang are the failure this project is about, so it must not pass for slow.
+_LONGEST_SILENCE_S = 300
 #: Claims of the founding report that no machine without the released weights can check.
 NOT_CHECKED = (
     "warm-up completes, coherent text: `vllm-diffgemma-tp demo`, tiny checkpoint",
@@ -108,7 +110,9 @@ def run_group(tp_size: int, rank_main: RankMain) -> list[rank.Measured]:
     """What T ranks in processes of their own measured, by rank."""
     port = free_port()
     try:
-        return run_ranks(tp_size, partial(rank_main, tp_size, port), say)
+        return run_ranks(
+            tp_size, partial(rank_main, tp_size, port), say, _LONGEST_SILENCE_S
+        )
     finally:
         remove_shared_memory(port)
 
