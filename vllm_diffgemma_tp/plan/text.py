@@ -186,9 +186,10 @@ def answers(plan: dict[str, Any]) -> list[str]:
         fitting = [rank for rank in possible if rank["fit"]["fits"]]
         if fitting:
             one = fitting[0]
+            count = one["fit"]["max_num_seqs"]
             sentences.append(
-                f"Cheapest that fits: T = {one['tp']}, with up to "
-                f"{one['fit']['max_num_seqs']} requests of full length at once."
+                f"Cheapest that fits: T = {one['tp']}, with up to {count} "
+                f"request{'s' * (count > 1)} of full length at once."
             )
         else:
             sentences.append(_remedy(plan, possible))

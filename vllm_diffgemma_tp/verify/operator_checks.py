@@ -24,6 +24,12 @@ VOCAB, HIDDEN, ROWS, ADDED, GAMMA = 16_365, 64, 64, 8, 5.5
 ONE_RANK = ShardCollectives(all_reduce=lambda t: t, all_gather=lambda t: t)
 
 
+def counted_collectives(group: GroupCoordinator) -> CountedCollectives:
+    """The group's; a group of one has none that could run, but calls would count."""
+    alone = group.world_size == 1
+    return CountedCollectives(ONE_RANK if alone else ShardCollectives.of_group(group))
+
+
 class RankOperator:
     """The operator on this rank, over vLLM's own embedding and group."""
 
@@ -73,7 +79,7 @@ class RankOperator:
 def measure_operator(group: GroupCoordinator, device: torch.device) -> dict[str, Any]:
     """Errors, collectives and bits of the operator, for ``operator_claims``."""
     operator = RankOperator(group, device)
-    counted = CountedCollectives(ShardCollectives.of_group(group))
+    counted = counted_collectives(group)
     found: dict[str, Any] = {
         "shard": (operator.shard.start, operator.shard.end),
         "stored_rows": operator.shard.rows_per_rank + operator.added_rows,

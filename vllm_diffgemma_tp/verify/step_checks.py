@@ -20,9 +20,9 @@ from vllm_diffgemma_tp.verify.operator_checks import (
     ROWS,
     VOCAB,
     RankOperator,
+    counted_collectives,
 )
 from vllm_diffgemma_tp.verify.scored_step import scored_step, shaped, stored_rows
-from vllm_diffgemma_tp.vocab_shard import ShardCollectives
 
 _TILES = ((7, 1), (ROWS, 40))
 # Random123's known answers: counter and key all zeros, and all ones.
@@ -35,7 +35,7 @@ _PHILOX = {
 def measure_step(group: GroupCoordinator, device: torch.device) -> dict[str, Any]:
     """The vocabulary step on T ranks against the same step on one, same scores."""
     operator = RankOperator(group, device)
-    counted = CountedCollectives(ShardCollectives.of_group(group))
+    counted = counted_collectives(group)
     lone = CountedCollectives(ONE_RANK)
     weight = stored_rows(operator.table.float(), operator.shard, operator.added_rows)
     ids = differing = 0
