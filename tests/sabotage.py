@@ -121,8 +121,8 @@ def seeds_by_rank() -> Patch:
 
     assign = RequestSeeds.assign
 
-    def by_rank(self: Any, *arguments: Any) -> int:
-        return assign(self, *arguments) ^ get_tp_group().rank_in_group
+    def by_rank(self: Any, *arguments: Any, **named: Any) -> int:
+        return assign(self, *arguments, **named) ^ get_tp_group().rank_in_group
 
     return mock.patch.object(RequestSeeds, "assign", by_rank)
 
@@ -134,9 +134,9 @@ def full_width_logits() -> Patch:
 
     merge = VocabStep.merge
 
-    def wide(self: Any, local: Any, *arguments: Any) -> Any:
+    def wide(self: Any, local: Any, *arguments: Any, **named: Any) -> Any:
         torch.zeros(len(local), self.shard.vocab_size)
-        return merge(self, local, *arguments)
+        return merge(self, local, *arguments, **named)
 
     return mock.patch.object(VocabStep, "merge", wide)
 

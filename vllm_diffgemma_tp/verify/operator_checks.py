@@ -24,10 +24,9 @@ VOCAB, HIDDEN, ROWS, ADDED, GAMMA = 16_365, 64, 64, 8, 5.5
 ONE_RANK = ShardCollectives(all_reduce=lambda t: t, all_gather=lambda t: t)
 
 
-def counted_collectives(group: GroupCoordinator) -> CountedCollectives:
-    """The group's; a group of one has none that could run, but calls would count."""
-    alone = group.world_size == 1
-    return CountedCollectives(ONE_RANK if alone else ShardCollectives.of_group(group))
+def collectives_of(group: GroupCoordinator) -> ShardCollectives:
+    """The group's; a group of one has none that could run, but calls still count."""
+    return ONE_RANK if group.world_size == 1 else ShardCollectives.of_group(group)
 
 
 class RankOperator:
@@ -79,7 +78,7 @@ class RankOperator:
 def measure_operator(group: GroupCoordinator, device: torch.device) -> dict[str, Any]:
     """Errors, collectives and bits of the operator, for ``operator_claims``."""
     operator = RankOperator(group, device)
-    counted = counted_collectives(group)
+    counted = CountedCollectives(collectives_of(group))
     found: dict[str, Any] = {
         "shard": (operator.shard.start, operator.shard.end),
         "stored_rows": operator.shard.rows_per_rank + operator.added_rows,
@@ -149,9 +148,8 @@ def _gathered_table(operator: RankOperator) -> dict[str, Any]:
     own = stored_rows(operator.table.float(), operator.shard)
     gathered = operator.group.all_gather(own, 0)
     whole = GAMMA * (operator.probs.float() @ gathered[:VOCAB])
-    ours = operator.run(
-        torch.float32, ShardCollectives.of_group(operator.group).all_reduce
-    )
+    all_reduce = collectives_of(operator.group).all_reduce
+    ours = operator.run(torch.float32, all_reduce)
     difference = (whole - ours).abs().max() / whole.abs().max()
     return {
         "gathered_table_difference": difference.item(),
@@ -162,7 +160,7 @@ def _gathered_table(operator: RankOperator) -> dict[str, Any]:
 def measure_graph(group: GroupCoordinator, device: torch.device) -> dict[str, Any]:
     """How the operator traces, and on CUDA how it replays."""
     operator = RankOperator(group, device)
-    all_reduce = ShardCollectives.of_group(group).all_reduce
+    all_reduce = collectives_of(group).all_reduce
     weight = stored_rows(operator.table.bfloat16(), operator.shard, operator.added_rows)
     arguments = (operator.probs.float(), weight, operator.shard, GAMMA, all_reduce)
     eager = self_conditioning.soft_embedding(*arguments)

@@ -42,7 +42,7 @@ def measure_sampler(group: GroupCoordinator, device: torch.device) -> dict[str, 
         found["memory_reads"] = reads()
     with _free_memory(0):
         found["equal_memory"] = _denoise(head, group, device, _MOST_REQUESTS)
-    found |= _allocations(head, group, device)
+        found |= _allocations(head, group, device)
     return found
 
 

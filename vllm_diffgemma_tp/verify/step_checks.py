@@ -20,7 +20,7 @@ from vllm_diffgemma_tp.verify.operator_checks import (
     ROWS,
     VOCAB,
     RankOperator,
-    counted_collectives,
+    collectives_of,
 )
 from vllm_diffgemma_tp.verify.scored_step import scored_step, shaped, stored_rows
 
@@ -35,7 +35,7 @@ _PHILOX = {
 def measure_step(group: GroupCoordinator, device: torch.device) -> dict[str, Any]:
     """The vocabulary step on T ranks against the same step on one, same scores."""
     operator = RankOperator(group, device)
-    counted = counted_collectives(group)
+    counted = CountedCollectives(collectives_of(group))
     lone = CountedCollectives(ONE_RANK)
     weight = stored_rows(operator.table.float(), operator.shard, operator.added_rows)
     ids = differing = 0
