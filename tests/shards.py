@@ -11,12 +11,21 @@ from typing import TypeVar
 
 import torch
 
-from vllm_diffgemma_tp.sampling.block_stats import block_size_for
-from vllm_diffgemma_tp.sampling.counter_rng import RowCounters
 from vllm_diffgemma_tp.sampling.tile import TorchTile
-from vllm_diffgemma_tp.sampling.tile_plan import TilePlan, Workspace
-from vllm_diffgemma_tp.sampling.vocab_step import TokenRows, VocabStep
+from vllm_diffgemma_tp.verify.scored_step import scored_step as vocab_step
+from vllm_diffgemma_tp.verify.scored_step import shaped
+from vllm_diffgemma_tp.verify.scored_step import stored_rows as local_weight
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
+
+__all__ = [
+    "Ranks",
+    "local_weight",
+    "no_collectives",
+    "one_tile",
+    "shaped",
+    "shards",
+    "vocab_step",
+]
 
 PADDING = 64
 Result = TypeVar("Result")
@@ -39,36 +48,6 @@ def shards(vocab_size: int, tp_size: int) -> list[VocabShard]:
     ]
 
 
-def local_weight(
-    weight: torch.Tensor, shard: VocabShard, added_rows: int = 0
-) -> torch.Tensor:
-    """A rank's stored rows: its true ones, then padding and added-vocabulary rows.
-
-    The rows that must not take part hold numbers that would show in any product.
-    """
-    stored = torch.full(
-        (shard.rows_per_rank + added_rows, weight.shape[1]), 1e3, dtype=weight.dtype
-    )
-    stored[: shard.num_rows] = weight[shard.start : shard.end]
-    return stored
-
-
-def shaped(rows: torch.Tensor, kind: str) -> torch.Tensor:
-    """Random ``rows [rows, vocab]`` of a kind: tied, mostly -inf, or all -inf but one.
-
-    Of any other kind they stay as they are.
-    """
-    num_rows, vocab = rows.shape
-    if kind == "tied":
-        return rows.round()
-    if kind == "masked":
-        rows[:, torch.arange(vocab) % 7 != 3] = -torch.inf
-    elif kind == "one id":
-        rows[:] = -torch.inf
-        rows[torch.arange(num_rows), torch.arange(num_rows) * (vocab // num_rows)] = 1.0
-    return rows
-
-
 def one_tile(scores: torch.Tensor, block_size: int) -> TorchTile:
     """The tile of all given scores, ``[rows, ids]``, at temperature 1."""
     return TorchTile(
@@ -79,45 +58,6 @@ def one_tile(scores: torch.Tensor, block_size: int) -> TorchTile:
         scores == -torch.inf,
         lambda *shape: (torch.empty(shape), torch.empty(shape)),
     )
-
-
-def vocab_step(
-    scores: torch.Tensor,
-    weight: torch.Tensor,
-    shard: VocabShard,
-    normalizer: float,
-    collectives: ShardCollectives,
-    counters: RowCounters,
-    tile_rows: int = 7,
-    tile_blocks: int = 1,
-    want_soft_embedding: bool = True,
-) -> TokenRows:
-    """One rank's step over given scores ``[rows, vocab]`` instead of projected ones."""
-    block_size = block_size_for(shard.vocab_size)
-    plan = TilePlan(
-        max_rows=len(scores),
-        hidden_size=weight.shape[1],
-        rows_per_rank=shard.rows_per_rank,
-        rows=tile_rows,
-        ids=tile_blocks * block_size,
-        whole_rows=1,
-    )
-    workspace = Workspace(plan, weight.dtype, weight.device)
-    owned = scores[:, shard.start : shard.end]
-
-    def tiles(rows: slice) -> Callable[[slice], TorchTile]:
-        return lambda ids: TorchTile(
-            owned[rows, ids].to(weight.dtype, copy=True),
-            None,
-            torch.ones(rows.stop - rows.start),
-            block_size,
-            owned[rows, ids] == -torch.inf,
-            workspace.scratch,
-        )
-
-    step = VocabStep(weight, shard, normalizer, collectives, workspace)
-    row_tiles = plan.row_tiles(slice(0, len(scores)), whole=False)
-    return step(row_tiles, tiles, counters, want_soft_embedding)
 
 
 class Ranks:

@@ -208,6 +208,15 @@ def _die_on_rank_1(rank: int, progress: Callable[[str], None]) -> None:
     time.sleep(600)
 
 
+def _wait(rank: int, _: Any) -> None:
+    time.sleep(600)
+
+
+def test_ranks_that_fall_silent_end_the_command() -> None:
+    with pytest.raises(UserError, match="No rank has reported for 2 s"):
+        run_ranks(2, _wait, lambda text: None, longest_silence_s=2)
+
+
 def test_a_rank_that_fails_says_why() -> None:
     with pytest.raises(UserError, match="^Rank 0 failed: ValueError: no such thing.$"):
         run_ranks(1, _fail, lambda text: None)

@@ -20,6 +20,8 @@ _COMMANDS = {
     "eval": ("vllm_diffgemma_tp.evals.command", "run GSM8K through lm-eval"),
     "demo": ("vllm_diffgemma_tp.evals.demo", "serve and evaluate the tiny checkpoint"),
     "bench": ("vllm_diffgemma_tp.bench.command", "measure one sampler step"),
+    "plan": ("vllm_diffgemma_tp.plan.command", "say what fits and what it costs"),
+    "verify": ("vllm_diffgemma_tp.verify.command", "check every claim here and now"),
     "doctor": ("vllm_diffgemma_tp.doctor", "say what is installed and what is wrong"),
 }
 

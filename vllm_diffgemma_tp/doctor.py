@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Whether this installation can serve DiffusionGemma, and what to do where not."""
+"""``vllm-diffgemma-tp doctor``: why it does not work, and what to do about it."""
+
+from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib import metadata
+from functools import partial
 
-from vllm_diffgemma_tp import ARCHITECTURE, __version__, cpu_engine, preflight
+from vllm_diffgemma_tp import cpu_engine
+from vllm_diffgemma_tp import doctor_checks as checks
+from vllm_diffgemma_tp.arguments import positive_int
 from vllm_diffgemma_tp.environment import quiet_vllm
 from vllm_diffgemma_tp.errors import UserError
+
+Check = tuple[str, Callable[[], str]]
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,21 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="folder of a checkpoint, or its hub name")
+    parser.add_argument(
+        "--tp", type=positive_int, default=1, help="tensor-parallel size (default: 1)"
+    )
+    parser.add_argument("--enable-expert-parallel", action="store_true")
+    parser.add_argument("--pipeline-parallel-size", type=positive_int, default=1)
+    parser.add_argument("--attention-backend", help="if one is to be given to vLLM")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every finding; returns 0 if all checks passed, else 1."""
-    findings = examine()
+    """Print every finding; returns 0 if nothing would stop a start, else 1."""
+    # stdout belongs to the findings.
+    with quiet_vllm():
+        findings = examine(args)
     ok = all(finding.ok for finding in findings)
     if args.json:
         print(json.dumps({"ok": ok, "checks": [asdict(f) for f in findings]}, indent=2))
@@ -38,26 +51,45 @@ def run(args: argparse.Namespace) -> int:
         for finding in findings:
             mark = "ok  " if finding.ok else "FAIL"
             print(f"{mark}  {finding.check:<12}  {finding.detail}")
+        wrong = sum(not finding.ok for finding in findings)
+        print(f"doctor: {'nothing in the way' if ok else f'{wrong} to mend'}")
     return 0 if ok else 1
 
 
-def examine() -> list[Finding]:
-    """Run the checks in order. Those that need vLLM are left out where it is absent."""
-    # stdout belongs to the findings.
-    with quiet_vllm():
-        cpu_engine.arrange()
-        findings = [
-            Finding("versions", True, _versions()),
-            _examine("vllm", _vllm),
-            _examine("plugin", _plugin),
+def examine(args: argparse.Namespace) -> list[Finding]:
+    """Run the checks in order; those that need vLLM only where it can be imported."""
+    arrange: Check = ("CPU engine", _arrange)
+    vllm: Check = ("vllm", checks.vllm)
+    findings = _findings(
+        [
+            ("python", checks.python),
+            ("versions", checks.versions),
+            ("plugin", checks.plugin),
+            ("environment", checks.environment),
+            ("attention", partial(checks.attention, args.attention_backend)),
+            ("pipeline", partial(checks.pipeline, args.pipeline_parallel_size)),
+            arrange,
+            vllm,
         ]
-        if findings[1].ok:
-            findings += [
-                _examine("registered", _registered),
-                _examine("engine", _engine),
-                _examine("processor", _processor),
-            ]
-    return findings
+    )
+    if not findings[-1].ok:
+        return findings
+    more: list[Check] = [
+        ("torch", checks.torch_pair),
+        ("registered", checks.registered),
+        ("runner", checks.runner),
+        ("processor", checks.processor),
+        ("devices", partial(checks.devices, args.tp)),
+    ]
+    if args.model:
+        asked = (args.model, args.tp, args.enable_expert_parallel)
+        more.append(("model", partial(checks.model, *asked)))
+        more.append(("memory", partial(checks.memory, *asked)))
+    return findings + _findings(more)
+
+
+def _findings(asked: list[Check]) -> list[Finding]:
+    return [_examine(check, examination) for check, examination in asked]
 
 
 def _examine(check: str, examination: Callable[[], str]) -> Finding:
@@ -66,83 +98,19 @@ def _examine(check: str, examination: Callable[[], str]) -> Finding:
         return Finding(check, True, examination())
     except UserError as error:
         return Finding(check, False, str(error))
-
-
-def _versions() -> str:
-    versions = {"python": platform.python_version(), "vllm_diffgemma_tp": __version__}
-    for name in ("torch", "triton", "torchvision", "transformers", "lm_eval"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "absent"
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def _vllm() -> str:
-    preflight.check_vllm()
-    import vllm
-
-    build = "CPU build" if cpu_engine.is_cpu_build() else "accelerator build"
-    return f"vLLM {vllm.__version__}, {build}"
-
-
-def _plugin() -> str:
-    preflight.check_plugin()
-    allowed = os.environ.get("VLLM_PLUGINS")
-    return "installed, and " + (
-        "VLLM_PLUGINS is unset" if allowed is None else f"named in {allowed!r}"
-    )
-
-
-def _registered() -> str:
-    from vllm import ModelRegistry
-    from vllm.plugins import load_general_plugins
-
-    load_general_plugins()
-    try:
-        live = ModelRegistry.models[ARCHITECTURE].load_model_cls()
     except Exception as error:
-        raise UserError(
-            f"The class vLLM would run cannot be imported ({error}): reinstall the "
-            "plugin, and check the versions above."
-        ) from error
-    if not live.__module__.startswith("vllm_diffgemma_tp."):
-        raise UserError(
-            f"vLLM would run {live.__module__}.{live.__qualname__}, not the plugin's "
-            "class: mend the plugin line above, or remove the other plugin that "
-            f"registers {ARCHITECTURE}."
+        # A broken installation breaks in ways that nobody has listed.
+        return Finding(
+            check,
+            False,
+            f"The check itself failed ({type(error).__name__}: {error}): mend what is "
+            "wrong above first, then reinstall what it names.",
         )
-    return f"{ARCHITECTURE} -> {live.__module__}.{live.__qualname__}"
 
 
-def _engine() -> str:
-    from vllm.platforms import current_platform
-    from vllm.triton_utils import HAS_TRITON
-
-    if current_platform.is_unspecified():
-        raise UserError(
-            "This vLLM finds no accelerator to run on: check the driver and the "
-            "device's visibility, or install vLLM's CPU build."
-        )
-    if not HAS_TRITON:
-        raise UserError(
-            "vLLM finds no usable Triton, which DiffusionGemma's model runner needs: "
-            "install the triton release that fits this torch."
-        )
-    if not current_platform.is_cpu():
-        return f"{current_platform.get_device_name()}, Triton compiled"
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    cores = len(os.sched_getaffinity(0))
-    return f"CPU, {cores} cores, Triton {'interpreted' if interpreted else 'compiled'}"
-
-
-def _processor() -> str:
-    try:
-        import torchvision
-        from transformers import Gemma4Processor
-    except Exception as error:
-        raise UserError(
-            f"transformers cannot import the model's processor ({error}): install the "
-            "torchvision release that fits this torch."
-        ) from error
-    return f"{Gemma4Processor.__name__}, torchvision {torchvision.__version__}"
+def _arrange() -> str:
+    """Make the checks below meet the engine that `serve` would start."""
+    cpu_engine.arrange()
+    if not cpu_engine.is_cpu_build():
+        return "not needed: this vLLM is no CPU build"
+    return "arranged, as `vllm-diffgemma-tp serve` does it"

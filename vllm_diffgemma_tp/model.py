@@ -28,6 +28,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from vllm_diffgemma_tp import __version__
 from vllm_diffgemma_tp.liveness import LiveRank, format_live_line
+from vllm_diffgemma_tp.memory_line import format_weights_line, weight_bytes
 from vllm_diffgemma_tp.model_state import VocabShardedModelState
 from vllm_diffgemma_tp.vocab_shard import VocabShard
 
@@ -68,6 +69,10 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
                     vocab_end=self.shard.end,
                 )
             )
+        )
+        # Here, as the CPU build replaces weights by packed copies once they are loaded.
+        logger.info(
+            format_weights_line(self.shard.rank, self.shard.tp_size, weight_bytes(self))
         )
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,7 @@ from vllm.v1.worker.gpu.states import RequestState
 from vllm_diffgemma_tp import kv_clearing
 from vllm_diffgemma_tp.canvas_batch import CanvasBatch
 from vllm_diffgemma_tp.logprobs import CanvasLogprobs
+from vllm_diffgemma_tp.memory_line import format_buffers_line
 from vllm_diffgemma_tp.sampler import DiffusionSampler
 from vllm_diffgemma_tp.sampling.request_states import (
     CanvasOptions,
@@ -80,13 +81,19 @@ class VocabShardedModelState(DiffusionGemmaModelState):
         )
         workspace = Workspace(plan, table.dtype, self.device)
         logger.info(
-            "Denoising in tiles of %d rows by %d of %d owned ids: %.0f MiB of "
-            "workspace a rank for %d rows a step.",
+            "Denoising in tiles of %d rows by %d of %d owned ids, %d rows a step.",
             plan.rows,
             plan.ids,
             shard.num_rows,
-            workspace.num_bytes / 2**20,
             plan.max_rows,
+        )
+        logger.info(
+            format_buffers_line(
+                shard.rank,
+                shard.tp_size,
+                workspace.num_bytes,
+                self.diffusion_states.soft_embedding.nbytes,
+            )
         )
         collectives = ShardCollectives.of_group(get_tp_group())
         scores = OwnedScores(

@@ -29,6 +29,11 @@ def check_vllm() -> None:
         compat.require_supported_vllm()
     except RuntimeError as error:
         raise UserError(str(error)) from error
+    except Exception as error:
+        raise UserError(
+            f"vLLM is installed and cannot be imported ({type(error).__name__}: "
+            f"{error}): install it again, with the torch it asks for."
+        ) from error
 
 
 def check_plugin() -> None:

@@ -68,7 +68,7 @@ def partial_soft_embedding(
     """
     true_rows = weight[: shard.num_rows]
     owned_probs = owned_probs.to(weight.dtype)
-    if shard.tp_size == 1 or weight.dtype == torch.float32:
+    if shard.tp_size == 1 or weight.dtype.itemsize >= 4:
         return owned_probs @ true_rows
     if weight.is_cuda:
         return torch.mm(owned_probs, true_rows, out_dtype=torch.float32)

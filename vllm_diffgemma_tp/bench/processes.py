@@ -25,6 +25,7 @@ def run_ranks(
     num_ranks: int,
     rank_main: Callable[[int, Callable[[str], None]], Any],
     on_progress: Callable[[str], None],
+    longest_silence_s: float | None = None,
 ) -> list[Any]:
     """``rank_main(rank, progress)`` in a process of its own for every rank.
 
@@ -35,12 +36,13 @@ def run_ranks(
         rank_main: A picklable function. ``progress(text)`` reports from it; what it
             returns must be picklable by the standard library.
         on_progress: Called here with what rank 0 reports.
+        longest_silence_s: Time in which some rank must report; None to wait for ever.
 
     Returns:
         What the ranks returned, by rank.
 
     Raises:
-        UserError: A rank failed or died.
+        UserError: A rank failed, died or fell silent.
     """
     _start_resource_tracker()
     context = get_context("spawn")
@@ -57,7 +59,7 @@ def run_ranks(
             sender.close()
             processes.append(process)
             receivers.append(receiver)
-        results = _collect(processes, receivers, on_progress)
+        results = _collect(processes, receivers, on_progress, longest_silence_s)
         for process in processes:
             process.join(timeout=_EXIT_SECONDS)
         return results
@@ -81,12 +83,22 @@ def _start_resource_tracker() -> None:
 
 
 def _collect(
-    processes: list[Any], receivers: list[Any], on_progress: Callable[[str], None]
+    processes: list[Any],
+    receivers: list[Any],
+    on_progress: Callable[[str], None],
+    longest_silence_s: float | None,
 ) -> list[Any]:
     results: dict[int, Any] = {}
     while len(results) < len(processes):
         waiting = [r for i, r in enumerate(receivers) if i not in results]
-        for ready in connection.wait(waiting):
+        ready_ones = connection.wait(waiting, longest_silence_s)
+        if not ready_ones:
+            raise UserError(
+                f"No rank has reported for {longest_silence_s:g} s: they wait for each "
+                "other, as ranks do that run different collectives, or the machine is "
+                "overloaded."
+            )
+        for ready in ready_ones:
             rank = receivers.index(ready)
             try:
                 kind, content = receivers[rank].recv()

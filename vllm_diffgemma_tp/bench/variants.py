@@ -58,8 +58,8 @@ class Variant:
     detail: str
 
 
-def build_ours(inputs: StepInputs) -> Variant:
-    """This project's sampler, put together by its own model state."""
+def ours(inputs: StepInputs) -> tuple[Any, Any]:
+    """This project's model and model state, of which only the sampler's part exists."""
     model = model_stand_in(DiffusionGemmaForBlockDiffusion, inputs.head)
     model.shard = VocabShard.from_embedding(inputs.head)
     state = without_init(VocabShardedModelState)
@@ -76,7 +76,12 @@ def build_ours(inputs: StepInputs) -> Variant:
         dtype=DTYPE,
         device=inputs.device,
     )
-    return _sampler_variant(model, state, inputs, "vocabulary-stationary")
+    return model, state
+
+
+def build_ours(inputs: StepInputs) -> Variant:
+    """This project's sampler, put together by its own model state."""
+    return _sampler_variant(*ours(inputs), inputs, "vocabulary-stationary")
 
 
 def build_in_tree(inputs: StepInputs) -> Variant:
@@ -133,14 +138,21 @@ def _in_tree(head: ParallelLMHead, inputs: StepInputs) -> tuple[Any, Any]:
     return model, state
 
 
+def sampler_of(state: Any, inputs: StepInputs) -> Any:
+    """The sampler that a model state puts together for vLLM's runner."""
+    state._req_id_to_index = {}
+    vocab_size = inputs.head.org_vocab_size
+    runner = runner_sampler(inputs.max_num_reqs, vocab_size, inputs.device)
+    sampler, _ = state.custom_sampler(runner)
+    return sampler
+
+
 def _sampler_variant(
     model: Any, state: Any, inputs: StepInputs, detail: str
 ) -> Variant:
     """A step as vLLM's runner takes it: ``compute_logits``, then the sampler."""
     head = model.lm_head
-    state._req_id_to_index = {}
-    runner = runner_sampler(inputs.max_num_reqs, head.org_vocab_size, inputs.device)
-    sampler, _ = state.custom_sampler(runner)
+    sampler = sampler_of(state, inputs)
     # The in-tree glue asks the group; a table that is whole needs no reduction.
     if head.tp_size < inputs.group.world_size:
         sampler.tp_size = head.tp_size
