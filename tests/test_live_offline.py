@@ -44,6 +44,7 @@ def main():
     order = json.load(sys.stdin)
     cpu_engine.arrange(order["tp"])
     from vllm import LLM, SamplingParams
+    from vllm.exceptions import VLLMValidationError
     llm = LLM(
         order["model"], tensor_parallel_size=order["tp"], dtype="float32",
         max_model_len=512, max_num_seqs=8, enforce_eager=True,
@@ -54,7 +55,7 @@ def main():
         try:
             llm.generate(order["prompt"], SamplingParams(**settings), use_tqdm=False)
             refused.append("")
-        except ValueError as error:
+        except VLLMValidationError as error:
             refused.append(str(error))
     for each in order["honoured"]:
         if "logit_bias" in each:
