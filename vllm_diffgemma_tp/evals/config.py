@@ -3,7 +3,7 @@
 """What one evaluation is: a YAML file under ``configs/gsm8k``.
 
 The keys are those of vLLM's own ``tests/evals/gsm8k`` configurations, so that a
-file moves between the two unchanged, plus ``lm_eval_task`` and ``data``.
+file moves between the two unchanged, plus those from ``lm_eval_task`` on.
 """
 
 import argparse
@@ -38,7 +38,8 @@ class EvalConfig(BaseModel):
     )
 
     model_name: str
-    #: Expected accuracy; the run passes at accuracy_threshold - tolerance or above.
+    #: Expected accuracy, in [0, 1]; the run must show that it reaches
+    #: accuracy_threshold - tolerance.
     accuracy_threshold: Fraction
     tolerance: Fraction = 0.08
     num_questions: PositiveInt
@@ -50,15 +51,22 @@ class EvalConfig(BaseModel):
     # vLLM's default of 256 is exactly one canvas: a longer answer would be cut.
     max_tokens: PositiveInt = 512
     temperature: float = 1.0
-    #: Of every request; by default each draws one of its own (see the README).
+    #: The seed of the first question; that of each further one is one higher, so that
+    #: a question has the same at every T. By default the server draws them.
     seed: int | None = None
     use_chat_completions: bool = False
     # vLLM runs DiffusionGemma at max_num_seqs = 8: more would only queue.
     max_concurrency: PositiveInt = 8
     #: Task file for lm-eval; the file's name is the task's name.
-    lm_eval_task: Path = Path("../lm_eval/gsm8k_local.yaml")
-    #: Folder holding train.jsonl and test.jsonl, where the project ships them.
+    lm_eval_task: Path = Path("../lm_eval/gsm8k_first5.yaml")
+    #: Folder holding train.jsonl and test.jsonl; without one, GSM8K from the hub.
     data: Path | None = None
+    #: Commit, branch or tag of a model on the hub.
+    model_revision: str | None = None
+    #: Memory each rank's GPU must have; without it no GPU is required.
+    min_gpu_memory_gib: Annotated[float, Field(gt=0)] | None = None
+    #: Who measured accuracy_threshold, and how; or that nobody has.
+    threshold_source: str | None = None
 
     @field_validator("temperature")
     @classmethod
@@ -80,8 +88,9 @@ class EvalConfig(BaseModel):
 
     @property
     def server_arguments(self) -> list[str]:
-        """``server_args`` as a list of command-line words."""
-        return shlex.split(self.server_args)
+        """``server_args`` and the revision as a list of command-line words."""
+        revision = ["--revision", self.model_revision] if self.model_revision else []
+        return [*shlex.split(self.server_args), *revision]
 
     @property
     def tensor_parallel_size(self) -> int:
