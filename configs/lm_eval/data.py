@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, load_dataset
+import datasets
 
 
-def load(data_dir: str | None = None, **_: Any) -> DatasetDict:
+def load(data_dir: str | None = None, **_: Any) -> datasets.DatasetDict:
     """Splits ``train`` and ``test``, fields question and answer.
 
     lm-eval calls this with the task's metadata: name a folder of train.jsonl and
@@ -17,13 +17,13 @@ def load(data_dir: str | None = None, **_: Any) -> DatasetDict:
     ``TaskManager(metadata=...)``; without one, the rows are openai/gsm8k's.
     """
     if data_dir is None:
-        return load_dataset("openai/gsm8k", "main")
-    return DatasetDict(
+        return datasets.load_dataset("openai/gsm8k", "main")
+    return datasets.DatasetDict(
         {split: _rows(Path(data_dir) / f"{split}.jsonl") for split in ("train", "test")}
     )
 
 
-def _rows(path: Path) -> Dataset:
+def _rows(path: Path) -> datasets.Dataset:
     lines = path.read_text(encoding="utf-8").splitlines()
     # From memory: the reader of files would leave a copy in the user's cache.
-    return Dataset.from_list([json.loads(line) for line in lines])
+    return datasets.Dataset.from_list([json.loads(line) for line in lines])

@@ -68,7 +68,7 @@ def _accuracy(config: EvalConfig, run: TpRun) -> Check:
     bound = wilson_lower_bound(run.num_correct(), total)
     passed = bound >= least
     detail = (
-        f"{run.num_correct()} of {total} right, surely at least {bound:.3f} "
+        f"{run.num_correct()} of {total} right, shown to be at least {bound:.3f} "
         f"(needed: {least:.3f})"
     )
     if not passed and run.accuracy() >= least:

@@ -3,7 +3,6 @@
 """The report as one page that needs nothing beside it."""
 
 import shlex
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -28,7 +27,7 @@ def as_html(config: EvalConfig, runs: list[TpRun], results: dict[str, Any]) -> s
     )
     pairs = pairs_of(runs)
     return environment.get_template("report.html.j2").render(
-        title=f"{config.task_name}: {Path(config.model_name).name}",
+        title=report.title(config),
         results=results,
         checks=gate.checks(config, runs),
         rows=report.rows(runs),

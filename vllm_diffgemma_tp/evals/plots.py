@@ -12,6 +12,7 @@ matplotlib.use("svg")
 import numpy as np  # noqa: E402
 from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.ticker import ScalarFormatter  # noqa: E402
 
 from vllm_diffgemma_tp.evals.config import EvalConfig  # noqa: E402
 from vllm_diffgemma_tp.evals.results import TpRun  # noqa: E402
@@ -53,13 +54,17 @@ def steps(runs: list[TpRun]) -> str:
         found = [run.canvas_steps() for run in runs]
         most = max((taken.max() for taken in found if len(taken)), default=1)
         axes.hist(
-            found,
+            # matplotlib takes the one array of a list apart.
+            found if len(found) > 1 else found[0],
             bins=np.linspace(0.5, most + 0.5, min(most, 48) + 1).tolist(),
             label=[run.name for run in runs],
         )
         axes.set_xlabel("denoising steps of a canvas")
         axes.set_ylabel("canvases")
         axes.set_yscale("symlog", linthresh=10)
+        top = axes.get_ylim()[1]
+        axes.set_yticks([tick for tick in (0, 5, 10, 100, 1000, 10_000) if tick < top])
+        axes.yaxis.set_major_formatter(ScalarFormatter())
         axes.legend()
 
     return _svg(draw)

@@ -54,6 +54,12 @@ _QUANTITIES: dict[str, Callable[[TpRun], str]] = {
 }
 
 
+def title(config: EvalConfig) -> str:
+    """The task and the model, the latter by the last parts of a path."""
+    model = "/".join(Path(config.model_name).parts[-2:])
+    return f"{config.task_name} with {model}"
+
+
 def rows(runs: list[TpRun]) -> list[list[str]]:
     """The table, T side by side: a heading row, then one row a quantity."""
     return [
@@ -73,14 +79,17 @@ def as_text(runs: list[TpRun]) -> str:
 def comparison(pair: Paired) -> str:
     """How the answers at two T differ, and how small a loss would be noticed."""
     total = len(pair.first.answers)
-    churn = 2 * min(pair.lost, pair.gained)
-    noticed = detectable_loss(churn)
+    noticed = detectable_loss(churn=2 * min(pair.lost, pair.gained))
+    power = (
+        f"A loss of {noticed} questions ({noticed / total:.1%}) would fail the gate "
+        "four times in five."
+        if noticed <= total
+        else f"{total} questions are too few to notice a loss of any size."
+    )
     return (
         f"{pair.first.name} and {pair.second.name} wrote the same text for "
         f"{total - len(pair.changed)} of {total} questions; {pair.lost} are right at "
-        f"{pair.first.name} only, {pair.gained} at {pair.second.name} only. A loss of "
-        f"{noticed} questions ({noticed / total:.1%}) would fail the gate four times "
-        "in five."
+        f"{pair.first.name} only, {pair.gained} at {pair.second.name} only. {power}"
     )
 
 
@@ -184,7 +193,7 @@ def _markdown(config: EvalConfig, runs: list[TpRun], results: dict[str, Any]) ->
     ]
     return "\n".join(
         [
-            f"# {config.task_name}: {Path(config.model_name).name}",
+            f"# {title(config)}",
             "",
             f"**{results['verdict']}**",
             "",
