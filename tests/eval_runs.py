@@ -39,6 +39,7 @@ def tp_run(size: int, right: str, steps: list[int] | None = None) -> TpRun:
         server_command=("serve", "model"),
         plugin_version="0.1.0",
         vllm_version="0.32.0",
+        model_version="abc123",
     )
 
 

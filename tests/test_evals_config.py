@@ -211,6 +211,20 @@ def test_every_rank_needs_a_card_that_is_large_enough(
             check_gpus(config, size)
 
 
+def test_fewer_ranks_need_larger_cards(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda index: SimpleNamespace(total_memory=24 * 2**30),
+    )
+    path = write_config(tmp_path, min_gpu_memory_gib=24, server_args="-tp 2")
+    with pytest.raises(UserError, match="1 GPUs of 48 GiB"):
+        check_gpus(load_config(path), 1)
+
+
 def test_without_the_key_no_card_is_needed(tmp_path: Path) -> None:
     check_gpus(load_config(write_config(tmp_path)), 8)
 

@@ -118,7 +118,7 @@ def config(**changes: Any) -> EvalConfig:
 def journal_in(folder: Path) -> Journal:
     """The journal of a server that is up, in the folder."""
     journal = Journal(folder / "journal.jsonl")
-    journal.add(Session(["serve"], "0.1.0", "0.32.0"))
+    journal.add(Session(["serve"], "0.1.0", "0.32.0", "abc123"))
     return journal
 
 

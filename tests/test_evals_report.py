@@ -51,7 +51,7 @@ def test_the_files_hold_the_numbers_the_versions_and_every_answer(
     assert results["passed"] is True
     assert results["versions"]["vllm"] == "0.32.0"
     assert {"torch", "vllm_diffgemma_tp", "transformers"} <= results["versions"].keys()
-    assert results["model_version"] == "main"
+    assert results["model_version"] == "abc123"
     assert results["runs"][1]["flexible-extract"]["correct"] == 1
     assert results["runs"][1]["server_command"] == ["serve", "model"]
     assert results["pairs"][0]["changed_questions"] == [1, 2, 3]

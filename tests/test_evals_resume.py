@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """The journal of a run, and what it takes to go on with one."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ import yaml
 from vllm_diffgemma_tp.errors import UserError
 from vllm_diffgemma_tp.evals import settings
 from vllm_diffgemma_tp.evals.config import EvalConfig, load_config
+from vllm_diffgemma_tp.evals.evaluate import _check_one_model
 from vllm_diffgemma_tp.evals.journal import Failure, Journal, Record, Reply, Session
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "gsm8k"
-SESSION = Session(["serve"], "0.1.0", "0.32.0")
+SESSION = Session(["serve"], "0.1.0", "0.32.0", "abc123")
 
 
 def reply(index: int, session: int, sent: float, received: float) -> Reply:
@@ -100,6 +102,22 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
         settings.check_same(tmp_path, settings.settings(changed, "abc"))
 
 
+def test_a_model_from_the_hub_is_known_by_its_commit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commit = tmp_path / "models--some--model" / "snapshots" / "0a1b2c"
+    commit.mkdir(parents=True)
+    (commit / "config.json").write_text("{}")
+    refs = tmp_path / "models--some--model" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0a1b2c")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    hub = config(model_name="some/model", model_revision="main")
+    assert settings.model_version(hub) == "0a1b2c"
+    # Before it is fetched only the name is known, and a resumed run must not differ.
+    assert settings.settings(hub, "abc")["model"] == "main"
+
+
 def test_where_nothing_began_nothing_goes_on(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="leave out --resume"):
         settings.check_same(tmp_path, {})
@@ -118,3 +136,12 @@ def test_a_task_that_another_includes_has_a_say(tmp_path: Path) -> None:
     before = settings.yaml_digest(task)
     (tmp_path / "base.yaml").write_text("a: 2\n")
     assert settings.yaml_digest(task) != before
+
+
+def test_answers_of_two_models_are_not_mixed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.add(SESSION)
+    _check_one_model(journal)
+    journal.add(replace(SESSION, model_version="def456"))
+    with pytest.raises(UserError, match="abc123, def456"):
+        _check_one_model(journal)

@@ -59,7 +59,11 @@ def run(args: argparse.Namespace) -> int:
         UserError: the input is bad, the server did not start, or a request failed.
     """
     with terminating_like_ctrl_c():
-        return _run(args)
+        try:
+            return _run(args)
+        except KeyboardInterrupt:
+            say("eval: interrupted; --resume goes on with the questions that are left")
+            raise
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -63,7 +63,8 @@ class EvalConfig(BaseModel):
     data: Path | None = None
     #: Commit, branch or tag of a model on the hub.
     model_revision: str | None = None
-    #: Memory each rank's GPU must have; without it no GPU is required.
+    #: Memory each rank's GPU must have at the T of server_args; without it no GPU is
+    #: required.
     min_gpu_memory_gib: Annotated[float, Field(gt=0)] | None = None
     #: Who measured accuracy_threshold, and how; or that nobody has.
     threshold_source: str | None = None

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vllm_diffgemma_tp.canvas_log import SWITCH
+from vllm_diffgemma_tp.errors import UserError
 from vllm_diffgemma_tp.evals.config import EvalConfig
 from vllm_diffgemma_tp.evals.journal import Journal, Session
 from vllm_diffgemma_tp.evals.questions import Questions
 from vllm_diffgemma_tp.evals.results import Answer, TpRun
 from vllm_diffgemma_tp.evals.server import Server
+from vllm_diffgemma_tp.evals.settings import model_version
 
 
 def evaluate(
@@ -32,8 +34,9 @@ def evaluate(
         before_task: Called with the server once it is up and the plugin live.
 
     Raises:
-        UserError: the server did not start, some rank runs another class, or a
-            request failed. The server is stopped in any case.
+        UserError: the server did not start, some rank runs another class, a request
+            failed, or the model is no longer the one that gave the answers before. The
+            server is stopped in any case.
     """
     suffix = f"tp{tensor_parallel_size}"
     journal = Journal(run_folder / f"journal-{suffix}.jsonl")
@@ -61,7 +64,15 @@ def evaluate(
         )
         with server:
             live = server.assert_plugin_live()[0]
-            journal.add(Session(server.command, live.plugin_version, live.vllm_version))
+            journal.add(
+                Session(
+                    server.command,
+                    live.plugin_version,
+                    live.vllm_version,
+                    model_version(config),
+                )
+            )
+            _check_one_model(journal)
             before_task(server)
             answers = answer(server.base_url, started)
     session = journal.sessions[-1]
@@ -77,4 +88,15 @@ def evaluate(
         server_command=tuple(session.server_command),
         plugin_version=session.plugin_version,
         vllm_version=session.vllm_version,
+        model_version=session.model_version,
     )
+
+
+def _check_one_model(journal: Journal) -> None:
+    # What a branch on the hub stands for may have moved during an interruption.
+    found = sorted({session.model_version for session in journal.sessions})
+    if len(found) > 1:
+        raise UserError(
+            f"The answers so far are not of one model ({', '.join(found)}): pin "
+            "model_revision to a commit, and start another run."
+        )

@@ -7,14 +7,17 @@ from vllm_diffgemma_tp.evals.config import EvalConfig
 
 
 def check_gpus(config: EvalConfig, tensor_parallel_size: int) -> None:
-    """One GPU of ``min_gpu_memory_gib`` for each rank, where the key is given.
+    """A large enough GPU for each rank, where ``min_gpu_memory_gib`` is given.
+
+    The key speaks of the configuration's own T; with fewer ranks each holds more.
 
     Raises:
         UserError: there are fewer, or smaller ones.
     """
-    least = config.min_gpu_memory_gib
-    if least is None:
+    if config.min_gpu_memory_gib is None:
         return
+    share = max(1.0, config.tensor_parallel_size / tensor_parallel_size)
+    least = config.min_gpu_memory_gib * share
     import torch
 
     found = [

@@ -14,6 +14,7 @@ class Session:
     server_command: list[str]
     plugin_version: str
     vllm_version: str
+    model_version: str
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def as_json(config: EvalConfig, runs: list[TpRun]) -> dict[str, Any]:
         "verdict": gate.verdict(config, runs),
         "checks": [asdict(check) for check in gate.checks(config, runs)],
         "config": config.model_dump(mode="json"),
-        "model_version": settings.model_version(config),
+        "model_version": runs[0].model_version,
         "versions": {
             **settings.versions(),
             "vllm_diffgemma_tp": runs[0].plugin_version,

@@ -57,6 +57,8 @@ class TpRun:
     server_command: tuple[str, ...]
     plugin_version: str
     vllm_version: str
+    #: Commit of a model on the hub, digest of a local one.
+    model_version: str
 
     @property
     def name(self) -> str:

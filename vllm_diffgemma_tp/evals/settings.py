@@ -25,7 +25,7 @@ def settings(config: EvalConfig, questions_digest: str) -> dict[str, Any]:
         **values,
         "questions": questions_digest,
         "task": yaml_digest(config.lm_eval_task),
-        "model": model_version(config),
+        "model": _local_digest(config) or config.model_revision,
         "versions": versions(),
     }
 
@@ -43,10 +43,23 @@ def versions() -> dict[str, str]:
 
 
 def model_version(config: EvalConfig) -> str:
-    """SHA-256 of a local checkpoint; the revision of one on the hub."""
+    """SHA-256 of a local checkpoint; of one from the hub, the commit once fetched."""
+    digest = _local_digest(config)
+    if digest is not None:
+        return digest
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(
+        config.model_name, "config.json", revision=config.model_revision
+    )
+    # The cache keeps a folder for each commit.
+    return Path(path).parent.name if isinstance(path, str) else "unknown"
+
+
+def _local_digest(config: EvalConfig) -> str | None:
     folder = Path(config.model_name)
     if not folder.is_dir():
-        return config.model_revision or "main"
+        return None
     digest = hashlib.sha256()
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
         with path.open("rb") as file:
