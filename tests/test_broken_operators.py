@@ -10,23 +10,17 @@ from __future__ import annotations
 
 import broken_operators
 import pytest
-from test_sampler import (
-    VocabStep,
-    canvases_of,
-)
-from test_sampler import (
-    test_every_rank_denoises_as_one_rank_would as sampler_test,
-)
+from test_sampling_statistics import test_statistics_equal_fp64 as unit_test
+
+from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
 
 
 @pytest.mark.parametrize("tp_size", [2, 4])
 def test_a_missing_normalizer_is_noticed(
     monkeypatch: pytest.MonkeyPatch, tp_size: int
 ) -> None:
-    (one_rank,) = canvases_of(1)
-    sampler_test(tp_size, one_rank)
     # Registered as an attribute to restore, which breaking then replaces.
     monkeypatch.setattr(VocabStep, "_reduce", VocabStep._reduce)
     broken_operators.normalizer_missing()
     with pytest.raises(AssertionError):
-        sampler_test(tp_size, one_rank)
+        unit_test(tp_size, 200, "plain")
