@@ -44,8 +44,24 @@ def test_too_few_questions_are_called_that() -> None:
 @pytest.mark.parametrize(("lost", "passes"), [(6, True), (7, False)])
 def test_a_few_lost_questions_fail_the_paired_gate(lost: int, passes: bool) -> None:
     weaker = "0" * lost + RIGHT[lost:]
-    expected = [] if passes else ["TP=2 against TP=1, answers"]
+    expected = [] if passes else ["TP=2 against TP=1, flexible-extract"]
     assert failing(tp_run(1, RIGHT), tp_run(2, weaker)) == expected
+
+
+def test_answers_whose_form_is_lost_fail_though_their_numbers_are_right() -> None:
+    def with_mark(run: TpRun, mark: bool) -> TpRun:
+        answers = tuple(
+            replace(
+                answer,
+                response=f"{'####' if mark else 'How'} {index}",
+                correct={**answer.correct, "strict-match": mark},
+            )
+            for index, answer in enumerate(run.answers)
+        )
+        return replace(run, answers=answers)
+
+    runs = with_mark(tp_run(1, RIGHT), True), with_mark(tp_run(2, RIGHT), False)
+    assert failing(*runs) == ["TP=2 against TP=1, strict-match"]
 
 
 def test_gained_questions_pass() -> None:
@@ -92,7 +108,7 @@ def test_changed_questions_are_listed_lost_and_gained_ones_first() -> None:
     second = replace(second, answers=(reworded, *second.answers[1:]))
     pair = Paired(first, second)
     assert [one.index for one in pair.changed] == [1, 2, 3, 0]
-    assert (pair.lost, pair.gained) == (2, 1)
+    assert (pair.lost(), pair.gained()) == (2, 1)
 
 
 def test_the_verdict_gives_every_reason() -> None:

@@ -55,7 +55,7 @@ def test_the_files_hold_the_numbers_the_versions_and_every_answer(
     assert results["runs"][1]["flexible-extract"]["correct"] == 1
     assert results["runs"][1]["server_command"] == ["serve", "model"]
     assert results["pairs"][0]["changed_questions"] == [1, 2, 3]
-    assert results["pairs"][0]["mcnemar_p"] == pytest.approx(1 / 8)
+    assert results["pairs"][0]["flexible-extract"]["mcnemar_p"] == pytest.approx(1 / 8)
     text = (tmp_path / "report.md").read_text()
     assert "**PASS" in text
     assert "- TP=2, question 1: lost" in text

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from vllm_diffgemma_tp.evals.results import Answer, TpRun
+from vllm_diffgemma_tp.evals.results import GATE_FILTER, Answer, TpRun
 from vllm_diffgemma_tp.evals.statistics import excess, mcnemar
 
 #: A canvas may take this much longer at the other T before a difference counts.
@@ -22,15 +22,13 @@ class Changed:
     first: Answer
     second: Answer
 
-    @property
-    def lost(self) -> bool:
+    def lost(self, filter_name: str = GATE_FILTER) -> bool:
         """Right at the first T alone."""
-        return self.first.right and not self.second.right
+        return self.first.correct[filter_name] and not self.second.correct[filter_name]
 
-    @property
-    def gained(self) -> bool:
+    def gained(self, filter_name: str = GATE_FILTER) -> bool:
         """Right at the second T alone."""
-        return self.second.right and not self.first.right
+        return self.second.correct[filter_name] and not self.first.correct[filter_name]
 
 
 @dataclass(frozen=True)
@@ -49,20 +47,19 @@ class Paired:
             for index, (one, other) in enumerate(pairs)
             if one.response != other.response
         ]
-        return sorted(found, key=lambda pair: not (pair.lost or pair.gained))
+        return sorted(found, key=lambda pair: not (pair.lost() or pair.gained()))
 
-    @cached_property
-    def lost(self) -> int:
-        return sum(pair.lost for pair in self.changed)
+    def lost(self, filter_name: str = GATE_FILTER) -> int:
+        """Questions that the filter finds right at the first T alone."""
+        return sum(pair.lost(filter_name) for pair in self.changed)
 
-    @cached_property
-    def gained(self) -> int:
-        return sum(pair.gained for pair in self.changed)
+    def gained(self, filter_name: str = GATE_FILTER) -> int:
+        """Questions that the filter finds right at the second T alone."""
+        return sum(pair.gained(filter_name) for pair in self.changed)
 
-    @cached_property
-    def accuracy_p(self) -> float:
-        """McNemar's p."""
-        return mcnemar(self.lost, self.gained)
+    def accuracy_p(self, filter_name: str = GATE_FILTER) -> float:
+        """McNemar's p that the second T loses no more questions than it gains."""
+        return mcnemar(self.lost(filter_name), self.gained(filter_name))
 
     @property
     def steps_recorded(self) -> bool:

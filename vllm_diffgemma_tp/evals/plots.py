@@ -31,7 +31,7 @@ def accuracy(config: EvalConfig, runs: list[TpRun]) -> str:
         axes.errorbar(
             positions,
             shares,
-            yerr=[shares - bounds[:, 0], bounds[:, 1] - shares],
+            yerr=np.stack([shares - bounds[:, 0], bounds[:, 1] - shares]),
             fmt="o",
             capsize=6,
             color="tab:blue",

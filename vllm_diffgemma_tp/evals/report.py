@@ -79,7 +79,7 @@ def as_text(runs: list[TpRun]) -> str:
 def comparison(pair: Paired) -> str:
     """How the answers at two T differ, and how small a loss would be noticed."""
     total = len(pair.first.answers)
-    noticed = detectable_loss(churn=2 * min(pair.lost, pair.gained))
+    noticed = detectable_loss(churn=2 * min(pair.lost(), pair.gained()))
     power = (
         f"A loss of {noticed} questions ({noticed / total:.1%}) would fail the gate "
         "four times in five."
@@ -88,8 +88,8 @@ def comparison(pair: Paired) -> str:
     )
     return (
         f"{pair.first.name} and {pair.second.name} wrote the same text for "
-        f"{total - len(pair.changed)} of {total} questions; {pair.lost} are right at "
-        f"{pair.first.name} only, {pair.gained} at {pair.second.name} only. {power}"
+        f"{total - len(pair.changed)} of {total} questions; {pair.lost()} are right at "
+        f"{pair.first.name} only, {pair.gained()} at {pair.second.name} only. {power}"
     )
 
 
@@ -153,9 +153,14 @@ def _pair_as_json(pair: Paired) -> dict[str, Any]:
             pair.first.tensor_parallel_size,
             pair.second.tensor_parallel_size,
         ],
-        "lost": pair.lost,
-        "gained": pair.gained,
-        "mcnemar_p": pair.accuracy_p,
+        **{
+            name: {
+                "lost": pair.lost(name),
+                "gained": pair.gained(name),
+                "mcnemar_p": pair.accuracy_p(name),
+            }
+            for name in FILTERS
+        },
         "changed_questions": [changed.index for changed in pair.changed],
         "steps_ratio": pair.steps_ratio if known else None,
         "steps_p": pair.steps_p if known else None,
@@ -187,7 +192,7 @@ def _markdown(config: EvalConfig, runs: list[TpRun], results: dict[str, Any]) ->
     versions = {**results["versions"], "model": results["model_version"]}
     changed = [
         f"- {pair.second.name}, question {one.index}: "
-        f"{'lost' if one.lost else 'gained' if one.gained else 'another text'}"
+        f"{'lost' if one.lost() else 'gained' if one.gained() else 'another text'}"
         for pair in pairs_of(runs)
         for one in pair.changed
     ]
