@@ -105,7 +105,7 @@ def test_an_unknown_key_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("temperature", 0.0),
+        ("temperature", 2.5),
         ("accuracy_threshold", 84),
         ("num_questions", 0),
         ("max_concurrency", 0),

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import io
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,22 +45,12 @@ def refusal(parser: FlexibleArgumentParser, config: EvalConfig) -> str | None:
             seed=config.seed,
             max_tokens=config.max_tokens,
         )
-        diffusion: Any = SimpleNamespace(is_diffusion=True)
-        params._validate_diffusion(diffusion)
+        admission.refuse(params, vocab_size=262_144, tokenizer=None)
     except SystemExit:
         return flags.getvalue()
     except (ValueError, VLLMValidationError) as error:
         return str(error)
     return None
-
-
-@pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Registered as an attribute to restore, which installing then replaces.
-    monkeypatch.setattr(
-        SamplingParams, "_validate_diffusion", SamplingParams._validate_diffusion
-    )
-    admission.install()
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

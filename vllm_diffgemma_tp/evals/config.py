@@ -17,7 +17,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
@@ -50,7 +49,7 @@ class EvalConfig(BaseModel):
     request_timeout_seconds: PositiveInt = 600
     # vLLM's default of 256 is exactly one canvas: a longer answer would be cut.
     max_tokens: PositiveInt = 512
-    temperature: float = 1.0
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 1.0
     #: The seed of the first question; that of each further one is one higher, so that
     #: a question has the same at every T. By default the server draws them.
     seed: int | None = None
@@ -68,14 +67,6 @@ class EvalConfig(BaseModel):
     min_gpu_memory_gib: Annotated[float, Field(gt=0)] | None = None
     #: Who measured accuracy_threshold, and how; or that nobody has.
     threshold_source: str | None = None
-
-    @field_validator("temperature")
-    @classmethod
-    def _temperature_is_one(cls, temperature: float) -> float:
-        # SamplingParams of vLLM >= 0.27 answers 400 for a diffusion model otherwise.
-        if temperature != 1.0:
-            raise ValueError("vLLM serves DiffusionGemma at temperature 1.0 only")
-        return temperature
 
     @model_validator(mode="after")
     def _answers_fit_the_context(self) -> Self:
