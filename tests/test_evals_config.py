@@ -25,6 +25,7 @@ MINIMAL = {
     "accuracy_threshold": 0.5,
     "num_questions": 3,
     "num_fewshot": 1,
+    "lm_eval_task": str(CONFIGS / "lm_eval" / "gsm8k_first5.yaml"),
 }
 
 
@@ -123,6 +124,11 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     path.write_text("model_name: some/model\n")
     with pytest.raises(UserError, match="accuracy_threshold"):
         load_config(path)
+
+
+def test_a_missing_task_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="lm_eval_task: there is no .*none.yaml"):
+        load_config(write_config(tmp_path, lm_eval_task="none.yaml"))
 
 
 def test_max_tokens_must_leave_room_for_a_prompt(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def load_config(path: Path) -> EvalConfig:
 
     Raises:
         UserError: the file is missing, is not YAML, has an unknown or missing key,
-            or asks for something the server would refuse.
+            asks for something the server would refuse, or names no task file.
     """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -127,7 +127,13 @@ def load_config(path: Path) -> EvalConfig:
         where = ".".join(str(part) for part in first["loc"]) or "its settings"
         problem = "is not a key" if first["type"] == "extra_forbidden" else first["msg"]
         raise UserError(f"In {path}, {where}: {problem}.") from error
-    return config.model_copy(update=_resolved_paths(config, path.parent))
+    config = config.model_copy(update=_resolved_paths(config, path.parent))
+    if not config.lm_eval_task.is_file():
+        raise UserError(
+            f"In {path}, lm_eval_task: there is no {config.lm_eval_task}; name a file "
+            "of configs/lm_eval."
+        )
+    return config
 
 
 def _resolved_paths(config: EvalConfig, folder: Path) -> dict[str, object]:
