@@ -68,6 +68,12 @@ def test_the_same_run_may_go_on(tmp_path: Path) -> None:
     settings.check_same(tmp_path / "run", settings.settings(config(), "abc"))
 
 
+def test_the_gate_may_be_another_when_a_run_goes_on(tmp_path: Path) -> None:
+    settings.begin(tmp_path, settings.settings(config(), "abc"))
+    stricter = config(accuracy_threshold=0.99, tolerance=0.01)
+    settings.check_same(tmp_path, settings.settings(stricter, "abc"))
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -15,12 +15,18 @@ from vllm_diffgemma_tp.errors import UserError
 from vllm_diffgemma_tp.evals.config import EvalConfig
 
 FILE_NAME = "settings.json"
+#: Keys of a configuration that no answer depends on. Paths say where, not what: what
+#: they held has digests of its own.
+_WITHOUT_A_SAY = {
+    *("data", "lm_eval_task", "min_gpu_memory_gib"),
+    *("accuracy_threshold", "tolerance", "threshold_source"),
+    *("startup_max_wait_seconds", "request_timeout_seconds"),
+}
 
 
 def settings(config: EvalConfig, questions_digest: str) -> dict[str, Any]:
     """Everything that has a say in an answer."""
-    # Paths say where, not what; what they held has digests of its own.
-    values = config.model_dump(mode="json", exclude={"data", "lm_eval_task"})
+    values = config.model_dump(mode="json", exclude=_WITHOUT_A_SAY)
     return {
         **values,
         "questions": questions_digest,
