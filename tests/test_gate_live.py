@@ -101,6 +101,7 @@ def flags_for(operator: str) -> str:
 
 
 @pytest.mark.live
+@pytest.mark.own_server
 @pytest.mark.parametrize("operator", sorted(CAUGHT_BY_GATE))
 def test_a_broken_operator_fails_the_gate(
     operator: str, exhaustive: bool, request: pytest.FixtureRequest
@@ -116,6 +117,7 @@ def test_a_broken_operator_fails_the_gate(
 
 
 @pytest.mark.live
+@pytest.mark.own_server
 @pytest.mark.parametrize("flags", ["", flags_for("entropy_nan_under_top_k")])
 def test_sound_operators_pass_the_gate(
     flags: str, exhaustive: bool, request: pytest.FixtureRequest
