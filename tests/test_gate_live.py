@@ -27,9 +27,18 @@ TINY = yaml.safe_load((CONFIGS / "gsm8k" / "tiny.yaml").read_text())
 NUM_QUESTIONS = 40
 BY_DEFAULT = "reduce_left_out"
 #: The check of the gate that fails at T = 2, as measured.
-CAUGHT_BY_GATE: dict[str, str] = {}
+CAUGHT_BY_GATE = {
+    "shard_bound_off_by_one": "strict-match",
+    "reduce_left_out": "denoising steps",
+    "entropy_nan_under_top_k": "denoising steps",
+}
 #: The unit test that fails where the gate does not.
-CAUGHT_BY_TEST: dict[str, str] = {}
+CAUGHT_BY_TEST = {
+    "padding_rows_included": (
+        "test_broken_operators.py::test_a_shard_is_the_true_rows_of_the_embedding"
+    ),
+    "normalizer_missing": "test_sampling_statistics.py::test_statistics_equal_fp64",
+}
 
 Evaluate = Callable[..., tuple[int, dict[str, Any]]]
 
