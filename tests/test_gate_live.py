@@ -37,6 +37,8 @@ CAUGHT_BY_TEST = {
     "padding_rows_included": (
         "test_broken_operators.py::test_a_shard_is_the_true_rows_of_the_embedding"
     ),
+    # Its ranks go on apart and mostly agree: one text of 40 changed.
+    "randomness_shifted": "test_sampler.py::test_every_rank_denoises_as_one_rank_would",
     "normalizer_missing": "test_sampling_statistics.py::test_statistics_equal_fp64",
 }
 
