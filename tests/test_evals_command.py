@@ -230,8 +230,11 @@ def test_a_stopped_eval_leaves_no_server(tmp_path: Path, number: int) -> None:
     evaluation = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     parent = psutil.Process(evaluation.pid)
     deadline = time.monotonic() + 240
-    while not (children := parent.children()) and time.monotonic() < deadline:
+    # Imports start helpers of their own, before there is a log of the server.
+    log = tmp_path / "run" / "server-tp1-1.log"
+    while not (log.exists() and parent.children()) and time.monotonic() < deadline:
         time.sleep(0.1)
+    children = parent.children()
     assert children, "the server was never started"
     evaluation.send_signal(number)
     assert evaluation.wait(240) != 0

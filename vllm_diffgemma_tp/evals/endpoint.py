@@ -87,12 +87,12 @@ class Endpoint(LM):
             if waiting:
                 asyncio.run(self._ask_all(waiting, bar, right))
         if self._failed:
+            first = self._journal.failures[-self._failed].reason
             left = sum(request.doc_id not in replies for request in requests)
             raise UserError(
                 f"{self._failed} requests failed, {left} of {len(requests)} questions "
-                f"are without an answer, and the last failure was "
-                f"'{self._journal.failures[-1].reason}': see the server's log, and "
-                "add --resume to ask those that are left."
+                f"are without an answer, and the first failure was '{first}': see the "
+                "server's log, and add --resume to ask those that are left."
             )
         return [replies[request.doc_id].text for request in requests]
 
