@@ -22,6 +22,7 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 from vllm_diffgemma_tp import lockstep
 from vllm_diffgemma_tp.canvas_batch import CanvasBatch
+from vllm_diffgemma_tp.canvas_log import CanvasLog
 from vllm_diffgemma_tp.faults import Fault
 from vllm_diffgemma_tp.logprobs import CanvasLogprobs
 from vllm_diffgemma_tp.sampling.canvas_step import accept_mask
@@ -57,6 +58,7 @@ class DiffusionSampler:
         self.vocab_step = vocab_step
         self.scores = scores
         self.logprobs = logprobs
+        self.canvas_log = CanvasLog.of_rank(vocab_step.shard.rank)
         self.checks_lockstep = vocab_step.shard.tp_size > 1 and lockstep.is_enabled()
 
     def add_request(self, slot: int, sampling_params: Any) -> None:
@@ -233,6 +235,8 @@ class DiffusionSampler:
         finished = finished | (step + 1 >= states.max_steps[slots])
         # A broken request ends in the scheduler. Nothing of it is emitted or fed back.
         finished = finished & ~commits & ~broken
+        if self.canvas_log:
+            self.canvas_log.add(states, slots, finished, step + 1)
         emits = (commits & ~broken) | (finished & states.read_only[slots])
         best = torch.where(commits[:, None], states.argmax_canvas[slots], argmax)
         sampled[batch.index] = (best * emits[:, None]).to(sampled.dtype)

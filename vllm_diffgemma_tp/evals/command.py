@@ -13,8 +13,14 @@ from pathlib import Path
 from types import FrameType
 
 from vllm_diffgemma_tp import preflight
+from vllm_diffgemma_tp.errors import UserError
+from vllm_diffgemma_tp.evals import settings
 from vllm_diffgemma_tp.evals.config import load_config
 from vllm_diffgemma_tp.evals.data import check_data
+from vllm_diffgemma_tp.evals.hardware import check_gpus
+from vllm_diffgemma_tp.evals.paired import pairs_of
+
+RUNS = Path("runs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,11 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tp",
-        type=positive_ints,
-        help="tensor-parallel sizes, such as 1,2; default: the configuration's",
+        type=tp_sizes,
+        help="tensor-parallel sizes, such as 1,2,4, each compared with the least; "
+        "default: the configuration's",
     )
     parser.add_argument(
         "--output", type=Path, help="folder for the results; default: a new one in runs"
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the run in --output, by default the latest of this "
+        "configuration: only questions without an answer are asked",
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
@@ -46,7 +59,11 @@ def run(args: argparse.Namespace) -> int:
         UserError: the input is bad, the server did not start, or a request failed.
     """
     with terminating_like_ctrl_c():
-        return _run(args)
+        try:
+            return _run(args)
+        except KeyboardInterrupt:
+            say("eval: interrupted; --resume goes on with the questions that are left")
+            raise
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -55,27 +72,38 @@ def _run(args: argparse.Namespace) -> int:
     config = config.model_copy(
         update={key: value for key, value in overrides.items() if value is not None}
     )
-    data = check_data(config.data, config.num_fewshot, config.num_questions)
     sizes = args.tp or [config.tensor_parallel_size]
     for size in sizes:
+        check_gpus(config, size)
         preflight.check_model(config.model_name, size)
-    folder = args.output or run_folder(args.config.stem)
-    folder.mkdir(parents=True, exist_ok=True)
-    say(f"results, and the logs while it runs, go to {folder}")
+    check_data(config.data, config.num_fewshot, config.num_questions)
+    folder = args.output or run_folder(args.config.stem, args.resume)
 
-    from vllm_diffgemma_tp.evals import report
+    # lm-eval brings torch: only once the input has been found to be good.
+    from vllm_diffgemma_tp.evals import gate, report
     from vllm_diffgemma_tp.evals.evaluate import evaluate
+    from vllm_diffgemma_tp.evals.questions import Questions
 
-    runs = [evaluate(config, size, data, folder) for size in sizes]
+    questions = Questions(config)
+    values = settings.settings(config, questions.digest())
+    if args.resume:
+        settings.check_same(folder, values)
+    else:
+        settings.begin(folder, values)
+    say(f"results and logs go to {folder}")
+    runs = [evaluate(config, size, questions, folder) for size in sizes]
     report.write(folder, config, runs)
     if args.json:
         print(json.dumps(report.as_json(config, runs), indent=2))
     else:
         print(report.as_text(runs))
-        for sentence in report.differing(runs):
-            print(sentence)
-        print(f"eval: {report.verdict(config, runs)}")
-    return 0 if all(one.passes(config) for one in runs) else 1
+        for check in gate.checks(config, runs):
+            print(check)
+        for pair in pairs_of(runs):
+            print(report.comparison(pair))
+        print(f"report: {folder / 'report.html'}")
+        print(f"eval: {gate.verdict(config, runs)}")
+    return 0 if gate.passes(config, runs) else 1
 
 
 def say(message: str) -> None:
@@ -83,9 +111,21 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def run_folder(name: str) -> Path:
-    """A folder of its own for one run."""
-    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+def run_folder(name: str, resume: bool = False) -> Path:
+    """A folder of its own for one run, or that of the latest run of the name.
+
+    Raises:
+        UserError: there is no run of the name to go on with.
+    """
+    if not resume:
+        return RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    found = sorted(RUNS.glob(f"{name}-????????-??????"))
+    if not found:
+        raise UserError(
+            f"There is no run of {name} in {RUNS} to go on with: name its folder with "
+            "--output, or leave out --resume."
+        )
+    return found[-1]
 
 
 @contextmanager
@@ -114,6 +154,14 @@ def positive_int(text: str) -> int:
     return value
 
 
+def tp_sizes(text: str) -> list[int]:
+    """Comma-separated tensor-parallel sizes, the least first, each once."""
+    sizes = positive_ints(text)
+    if len(set(sizes)) < len(sizes):
+        raise argparse.ArgumentTypeError(f"{text} names a size twice")
+    return sorted(sizes)
+
+
 def positive_ints(text: str) -> list[int]:
-    """Comma-separated values, such as tensor-parallel sizes."""
+    """Comma-separated values that each count something."""
     return [positive_int(part) for part in text.split(",")]

@@ -3,7 +3,7 @@
 """What one evaluation is: a YAML file under ``configs/gsm8k``.
 
 The keys are those of vLLM's own ``tests/evals/gsm8k`` configurations, so that a
-file moves between the two unchanged, plus ``lm_eval_task`` and ``data``.
+file moves between the two unchanged, plus those from ``lm_eval_task`` on.
 """
 
 import argparse
@@ -17,7 +17,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
@@ -38,7 +37,8 @@ class EvalConfig(BaseModel):
     )
 
     model_name: str
-    #: Expected accuracy; the run passes at accuracy_threshold - tolerance or above.
+    #: Expected accuracy, in [0, 1]; the run must show that it reaches
+    #: accuracy_threshold - tolerance.
     accuracy_threshold: Fraction
     tolerance: Fraction = 0.08
     num_questions: PositiveInt
@@ -49,24 +49,24 @@ class EvalConfig(BaseModel):
     request_timeout_seconds: PositiveInt = 600
     # vLLM's default of 256 is exactly one canvas: a longer answer would be cut.
     max_tokens: PositiveInt = 512
-    temperature: float = 1.0
-    #: Of every request; by default each draws one of its own (see the README).
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 1.0
+    #: The seed of the first question; that of each further one is one higher, so that
+    #: a question has the same at every T. By default the server draws them.
     seed: int | None = None
     use_chat_completions: bool = False
     # vLLM runs DiffusionGemma at max_num_seqs = 8: more would only queue.
     max_concurrency: PositiveInt = 8
     #: Task file for lm-eval; the file's name is the task's name.
-    lm_eval_task: Path = Path("../lm_eval/gsm8k_local.yaml")
-    #: Folder holding train.jsonl and test.jsonl, where the project ships them.
+    lm_eval_task: Path = Path("../lm_eval/gsm8k_first5.yaml")
+    #: Folder holding train.jsonl and test.jsonl; without one, GSM8K from the hub.
     data: Path | None = None
-
-    @field_validator("temperature")
-    @classmethod
-    def _temperature_is_one(cls, temperature: float) -> float:
-        # SamplingParams of vLLM >= 0.27 answers 400 for a diffusion model otherwise.
-        if temperature != 1.0:
-            raise ValueError("vLLM serves DiffusionGemma at temperature 1.0 only")
-        return temperature
+    #: Commit, branch or tag of a model on the hub.
+    model_revision: str | None = None
+    #: Memory each rank's GPU must have at the T of server_args; without it no GPU is
+    #: required.
+    min_gpu_memory_gib: Annotated[float, Field(gt=0)] | None = None
+    #: Who measured accuracy_threshold, and how; or that nobody has.
+    threshold_source: str | None = None
 
     @model_validator(mode="after")
     def _answers_fit_the_context(self) -> Self:
@@ -80,8 +80,9 @@ class EvalConfig(BaseModel):
 
     @property
     def server_arguments(self) -> list[str]:
-        """``server_args`` as a list of command-line words."""
-        return shlex.split(self.server_args)
+        """``server_args`` and the revision as a list of command-line words."""
+        revision = ["--revision", self.model_revision] if self.model_revision else []
+        return [*shlex.split(self.server_args), *revision]
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -105,7 +106,7 @@ def load_config(path: Path) -> EvalConfig:
 
     Raises:
         UserError: the file is missing, is not YAML, has an unknown or missing key,
-            or asks for something the server would refuse.
+            asks for something the server would refuse, or names no task file.
     """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -126,7 +127,13 @@ def load_config(path: Path) -> EvalConfig:
         where = ".".join(str(part) for part in first["loc"]) or "its settings"
         problem = "is not a key" if first["type"] == "extra_forbidden" else first["msg"]
         raise UserError(f"In {path}, {where}: {problem}.") from error
-    return config.model_copy(update=_resolved_paths(config, path.parent))
+    config = config.model_copy(update=_resolved_paths(config, path.parent))
+    if not config.lm_eval_task.is_file():
+        raise UserError(
+            f"In {path}, lm_eval_task: there is no {config.lm_eval_task}; name a file "
+            "of configs/lm_eval."
+        )
+    return config
 
 
 def _resolved_paths(config: EvalConfig, folder: Path) -> dict[str, object]:

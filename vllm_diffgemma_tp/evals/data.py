@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The questions an evaluation asks: two files of GSM8K's form in one folder."""
+"""The questions an evaluation asks: two files of GSM8K's form, or those of the hub."""
 
 import json
+import os
 from pathlib import Path
 
 from vllm_diffgemma_tp.errors import UserError
 
 
-def check_data(folder: Path | None, num_fewshot: int, num_questions: int) -> Path:
-    """Folder of ``train.jsonl`` and ``test.jsonl``, known to hold enough rows.
+def check_data(folder: Path | None, num_fewshot: int, num_questions: int) -> None:
+    """A folder of ``train.jsonl`` and ``test.jsonl`` holds enough rows.
 
     Raises:
-        UserError: no folder was named, a file is missing, a row is not of GSM8K's
-            form, or there are fewer rows than asked for.
+        UserError: a file is missing, a row is not of GSM8K's form, there are fewer rows
+            than asked for, or no folder was named and the hub is out of bounds.
     """
     if folder is None:
-        raise UserError(
-            "This configuration ships no questions: name the folder of train.jsonl "
-            "and test.jsonl with --data DIR."
-        )
+        for switch in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+            if os.environ.get(switch, "0").upper() in ("1", "ON", "YES", "TRUE"):
+                raise UserError(
+                    f"This configuration ships no questions and {switch} keeps from "
+                    "the hub's: name the folder of train.jsonl and test.jsonl with "
+                    "--data DIR."
+                )
+        return
     if not folder.is_dir():
         raise UserError(
             f"The data folder {folder} does not exist: give another --data."
@@ -41,7 +46,6 @@ def check_data(folder: Path | None, num_fewshot: int, num_questions: int) -> Pat
             raise UserError(
                 f"{path} has {len(rows)} rows but {needed} are needed: lower --limit."
             )
-    return folder
 
 
 def _is_gsm8k_row(line: str) -> bool:

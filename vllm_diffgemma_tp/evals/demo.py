@@ -16,6 +16,7 @@ from vllm_diffgemma_tp.evals.command import (
 )
 from vllm_diffgemma_tp.evals.config import EvalConfig, load_config
 from vllm_diffgemma_tp.evals.data import check_data
+from vllm_diffgemma_tp.evals.paired import pairs_of
 from vllm_diffgemma_tp.evals.server import Server
 
 TENSOR_PARALLEL_SIZES = (2, 1)
@@ -44,15 +45,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(path: Path, num_questions: int) -> tuple[bool, str]:
     config = load_config(path).model_copy(update={"num_questions": num_questions})
-    data = check_data(config.data, config.num_fewshot, config.num_questions)
+    if config.data is None:
+        raise UserError(f"{path} names no folder of questions, which the demo needs.")
+    check_data(config.data, config.num_fewshot, config.num_questions)
     for size in TENSOR_PARALLEL_SIZES:
         preflight.check_model(config.model_name, size)
+    first_row = (config.data / "test.jsonl").read_text("utf-8").splitlines()[0]
+    first_question = json.loads(first_row)["question"]
     folder = run_folder("demo")
     folder.mkdir(parents=True)
-    say(f"results, and the logs while it runs, go to {folder}")
+    say(f"results and logs go to {folder}")
 
-    from vllm_diffgemma_tp.evals import report
+    from vllm_diffgemma_tp.evals import gate, report
     from vllm_diffgemma_tp.evals.evaluate import evaluate
+    from vllm_diffgemma_tp.evals.questions import Questions
 
     def ask_first_question(server: Server) -> None:
         for rank in server.assert_plugin_live():
@@ -60,24 +66,22 @@ def _run(path: Path, num_questions: int) -> tuple[bool, str]:
                 f"rank {rank.rank} of {rank.tp_size} is live and owns the token ids "
                 f"[{rank.vocab_start}, {rank.vocab_end})"
             )
-        row = json.loads((data / "test.jsonl").read_text("utf-8").splitlines()[0])
-        say(f"Question: {row['question']}")
-        say(f"Answer:   {ask(server, config, row['question'])}")
+        say(f"Question: {first_question}")
+        say(f"Answer:   {ask(server, config, first_question)}")
 
+    questions = Questions(config)
     runs = [
-        evaluate(config, size, data, folder, ask_first_question)
+        evaluate(config, size, questions, folder, ask_first_question)
         for size in TENSOR_PARALLEL_SIZES
     ]
     report.write(folder, config, runs)
     print(report.as_text(runs))
-    for sentence in report.differing(runs):
-        print(sentence)
-    accuracies = ", ".join(
-        f"{run.accuracy():.3f} at TP={run.tensor_parallel_size}" for run in runs
-    )
+    for pair in pairs_of(runs):
+        print(report.comparison(pair))
+    accuracies = ", ".join(f"{run.accuracy():.3f} at {run.name}" for run in runs)
     return (
-        all(run.passes(config) for run in runs),
-        f"accuracy {accuracies} ({report.gate(config)})",
+        gate.passes(config, runs),
+        f"accuracy {accuracies} ({gate.verdict(config, runs)})",
     )
 
 

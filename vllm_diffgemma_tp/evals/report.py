@@ -5,184 +5,215 @@
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import binomtest
+import numpy as np
 
+from vllm_diffgemma_tp.evals import gate, settings
 from vllm_diffgemma_tp.evals.config import EvalConfig
-from vllm_diffgemma_tp.evals.lm_eval_run import FILTERS, TaskRun
-
-# The thresholds of vLLM's configurations were set for a scorer that reads the last
-# number of an answer, which is what flexible-extract does.
-GATE_FILTER = "flexible-extract"
+from vllm_diffgemma_tp.evals.paired import Paired, pairs_of
+from vllm_diffgemma_tp.evals.results import FILTERS, TpRun
+from vllm_diffgemma_tp.evals.statistics import detectable_loss, wilson_interval
 
 
-@dataclass(frozen=True)
-class TpRun:
-    """One evaluation at one T."""
+def _interval(run: TpRun, filter_name: str) -> str:
+    low, high = wilson_interval(run.num_correct(filter_name), len(run.answers))
+    return f"{low:.3f}-{high:.3f}"
 
-    tensor_parallel_size: int
-    task: TaskRun
-    server_command: list[str]
-    plugin_version: str
-    vllm_version: str
-    #: From the server's start to its end.
-    wall_seconds: float
 
-    def accuracy(self, filter_name: str = GATE_FILTER) -> float:
-        """Share of the questions that are right, in [0, 1]."""
-        return self.task.num_correct(filter_name) / len(self.task.answers)
+def _of_steps(number: Callable[[np.ndarray], float]) -> Callable[[TpRun], str]:
+    def text(run: TpRun) -> str:
+        steps = run.canvas_steps()
+        return f"{number(steps):.2f}" if len(steps) else "-"
 
-    def interval(self, filter_name: str = GATE_FILTER) -> tuple[float, float]:
-        """Wilson's 95 % interval of the accuracy."""
-        test = binomtest(self.task.num_correct(filter_name), len(self.task.answers))
-        interval = test.proportion_ci(confidence_level=0.95, method="wilson")
-        return float(interval.low), float(interval.high)
-
-    def passes(self, config: EvalConfig) -> bool:
-        """Whether the accuracy reaches the threshold, less the tolerance."""
-        return self.accuracy() >= config.accuracy_threshold - config.tolerance
+    return text
 
 
 _QUANTITIES: dict[str, Callable[[TpRun], str]] = {
-    "questions": lambda run: str(len(run.task.answers)),
-    "failed requests": lambda run: str(run.task.requests_failed),
-    "requests/s": lambda run: f"{_per_second(run.task, run.task.requests_sent):.2f}",
-    "completion tokens/s": lambda run: (
-        f"{_per_second(run.task, run.task.completion_tokens):.1f}"
+    "questions": lambda run: str(len(run.answers)),
+    "failed requests": lambda run: str(len(run.failures)),
+    **{
+        title: text
+        for name in FILTERS
+        for title, text in (
+            (name, lambda run, name=name: f"{run.accuracy(name):.3f}"),
+            (f"{name}, 95 %", lambda run, name=name: _interval(run, name)),
+        )
+    },
+    "steps a canvas, mean": _of_steps(np.mean),
+    "steps a canvas, median": _of_steps(np.median),
+    "steps a canvas, 90th percentile": _of_steps(
+        lambda steps: np.percentile(steps, 90)
     ),
+    "canvases cut off at the cap": lambda run: f"{run.capped_share():.1%}",
+    "requests/s": lambda run: f"{run.per_second(run.requests_sent):.2f}",
+    "completion tokens/s": lambda run: f"{run.per_second(run.completion_tokens):.1f}",
     "wall time, s": lambda run: f"{run.wall_seconds:.0f}",
 }
 
 
+def title(config: EvalConfig) -> str:
+    """The task and the model, the latter by the last parts of a path."""
+    model = "/".join(Path(config.model_name).parts[-2:])
+    return f"{config.task_name} with {model}"
+
+
 def rows(runs: list[TpRun]) -> list[list[str]]:
     """The table, T side by side: a heading row, then one row a quantity."""
-    table = [["", *(f"TP={run.tensor_parallel_size}" for run in runs)]]
-    for name in FILTERS:
-        table.append([name, *(f"{run.accuracy(name):.3f}" for run in runs)])
-        intervals = [run.interval(name) for run in runs]
-        table.append(["  95 % Wilson", *(f"{a:.3f}-{b:.3f}" for a, b in intervals)])
-    for quantity, text in _QUANTITIES.items():
-        table.append([quantity, *(text(run) for run in runs)])
-    return table
+    return [
+        ["", *(run.name for run in runs)],
+        *([name, *(text(run) for run in runs)] for name, text in _QUANTITIES.items()),
+    ]
 
 
 def as_text(runs: list[TpRun]) -> str:
     """The table in columns, for a terminal."""
     return "\n".join(
-        f"{name:<20}" + "".join(f"{cell:>14}" for cell in cells)
+        f"{name:<32}" + "".join(f"{cell:>14}" for cell in cells)
         for name, *cells in rows(runs)
     )
 
 
-def gate(config: EvalConfig) -> str:
-    """What every T must reach."""
-    return (
-        f"{GATE_FILTER} >= {config.accuracy_threshold:g} - {config.tolerance:g}, "
-        f"n = {config.num_questions}"
+def comparison(pair: Paired) -> str:
+    """How the answers at two T differ, and how small a loss would be noticed."""
+    total = len(pair.first.answers)
+    noticed = detectable_loss(churn=2 * min(pair.lost(), pair.gained()))
+    power = (
+        f"A loss of {noticed} questions ({noticed / total:.1%}) would fail the gate "
+        "four times in five."
+        if noticed <= total
+        else f"{total} questions are too few to notice a loss of any size."
     )
-
-
-def verdict(config: EvalConfig, runs: list[TpRun]) -> str:
-    """One sentence: PASS, or FAIL and where, and the gate it was held against."""
-    failed = [run for run in runs if not run.passes(config)]
-    if failed:
-        where = ", ".join(f"TP={run.tensor_parallel_size}" for run in failed)
-        return f"FAIL at {where} ({gate(config)})"
-    return f"PASS ({gate(config)})"
-
-
-def differing(runs: list[TpRun]) -> list[str]:
-    """For each T after the first, on how many questions it and the first differ."""
-    sentences = []
-    first, *others = runs
-    for other in others:
-        pairs = list(zip(first.task.answers, other.task.answers, strict=True))
-        right = [(a.correct[GATE_FILTER], b.correct[GATE_FILTER]) for a, b in pairs]
-        same_text = sum(a.response == b.response for a, b in pairs)
-        a, b = first.tensor_parallel_size, other.tensor_parallel_size
-        sentences.append(
-            f"TP={a} and TP={b} wrote the same text for {same_text} of {len(pairs)} "
-            f"questions; only TP={a} is right on {right.count((True, False))}, "
-            f"only TP={b} on {right.count((False, True))}"
-        )
-    return sentences
+    return (
+        f"{pair.first.name} and {pair.second.name} wrote the same text for "
+        f"{total - len(pair.changed)} of {total} questions; {pair.lost()} are right at "
+        f"{pair.first.name} only, {pair.gained()} at {pair.second.name} only. {power}"
+    )
 
 
 def as_json(config: EvalConfig, runs: list[TpRun]) -> dict[str, Any]:
     """Everything but the single answers, for a machine."""
     return {
-        "passed": all(run.passes(config) for run in runs),
-        "verdict": verdict(config, runs),
+        "passed": gate.passes(config, runs),
+        "verdict": gate.verdict(config, runs),
+        "checks": [asdict(check) for check in gate.checks(config, runs)],
         "config": config.model_dump(mode="json"),
+        "model_version": runs[0].model_version,
         "versions": {
+            **settings.versions(),
             "vllm_diffgemma_tp": runs[0].plugin_version,
             "vllm": runs[0].vllm_version,
-            **{name: version(name) for name in ("torch", "transformers", "lm_eval")},
         },
-        "runs": [
-            {
-                "tensor_parallel_size": run.tensor_parallel_size,
-                "num_questions": len(run.task.answers),
-                **{
-                    name: {
-                        "correct": run.task.num_correct(name),
-                        "accuracy": run.accuracy(name),
-                        "wilson_95": run.interval(name),
-                    }
-                    for name in FILTERS
-                },
-                "requests_sent": run.task.requests_sent,
-                "requests_failed": run.task.requests_failed,
-                "requests_per_second": _per_second(run.task, run.task.requests_sent),
-                "prompt_tokens": run.task.prompt_tokens,
-                "completion_tokens": run.task.completion_tokens,
-                "completion_tokens_per_second": _per_second(
-                    run.task, run.task.completion_tokens
-                ),
-                "request_seconds": run.task.request_seconds,
-                "wall_seconds": run.wall_seconds,
-                "server_command": run.server_command,
+        "runs": [_run_as_json(run) for run in runs],
+        "pairs": [_pair_as_json(pair) for pair in pairs_of(runs)],
+    }
+
+
+def _run_as_json(run: TpRun) -> dict[str, Any]:
+    steps = run.canvas_steps()
+    return {
+        "tensor_parallel_size": run.tensor_parallel_size,
+        "num_questions": len(run.answers),
+        **{
+            name: {
+                "correct": run.num_correct(name),
+                "accuracy": run.accuracy(name),
+                "wilson_95": wilson_interval(run.num_correct(name), len(run.answers)),
             }
-            for run in runs
+            for name in FILTERS
+        },
+        "steps_per_canvas": {
+            "canvases": len(steps),
+            "mean": float(steps.mean()),
+            "median": float(np.median(steps)),
+            "p90": float(np.percentile(steps, 90)),
+            "capped_share": run.capped_share(),
+        }
+        if len(steps)
+        else None,
+        "requests_sent": run.requests_sent,
+        "requests_failed": len(run.failures),
+        "failures": run.failures,
+        "requests_per_second": run.per_second(run.requests_sent),
+        "prompt_tokens": run.prompt_tokens,
+        "completion_tokens": run.completion_tokens,
+        "completion_tokens_per_second": run.per_second(run.completion_tokens),
+        "request_seconds": run.request_seconds,
+        "wall_seconds": run.wall_seconds,
+        "server_command": run.server_command,
+    }
+
+
+def _pair_as_json(pair: Paired) -> dict[str, Any]:
+    known = pair.steps_recorded
+    return {
+        "tensor_parallel_sizes": [
+            pair.first.tensor_parallel_size,
+            pair.second.tensor_parallel_size,
         ],
+        **{
+            name: {
+                "lost": pair.lost(name),
+                "gained": pair.gained(name),
+                "mcnemar_p": pair.accuracy_p(name),
+            }
+            for name in FILTERS
+        },
+        "changed_questions": [changed.index for changed in pair.changed],
+        "steps_ratio": pair.steps_ratio if known else None,
+        "steps_p": pair.steps_p if known else None,
+        "newly_capped": pair.newly_capped,
+        "capped_p": pair.capped_p,
     }
 
 
 def write(folder: Path, config: EvalConfig, runs: list[TpRun]) -> None:
-    """Write results.json, report.md and one file of answers for each T."""
-    results = json.dumps(as_json(config, runs), indent=2)
-    (folder / "results.json").write_text(results + "\n", encoding="utf-8")
-    (folder / "report.md").write_text(_markdown(config, runs), encoding="utf-8")
+    """Write results.json, report.md, report.html and the answers of each T."""
+    from vllm_diffgemma_tp.evals.html_report import as_html
+
+    results = as_json(config, runs)
+    texts = {
+        "results.json": json.dumps(results, indent=2) + "\n",
+        "report.md": _markdown(config, runs, results),
+        "report.html": as_html(config, runs, results),
+    }
     for run in runs:
-        name = f"answers-tp{run.tensor_parallel_size}.jsonl"
-        lines = [json.dumps(asdict(answer)) + "\n" for answer in run.task.answers]
-        (folder / name).write_text("".join(lines), encoding="utf-8")
+        lines = [json.dumps(asdict(answer)) + "\n" for answer in run.answers]
+        texts[f"answers-tp{run.tensor_parallel_size}.jsonl"] = "".join(lines)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
-def _markdown(config: EvalConfig, runs: list[TpRun]) -> str:
+def _markdown(config: EvalConfig, runs: list[TpRun], results: dict[str, Any]) -> str:
     heading, *body = (f"| {' | '.join(row)} |" for row in rows(runs))
-    table = [heading, "|" + "---|" * (len(runs) + 1), *body]
-    versions = as_json(config, runs)["versions"]
+    table = [heading, "|---|" + "---:|" * len(runs), *body]
+    versions = {**results["versions"], "model": results["model_version"]}
+    changed = [
+        f"- {pair.second.name}, question {one.index}: "
+        f"{'lost' if one.lost() else 'gained' if one.gained() else 'another text'}"
+        for pair in pairs_of(runs)
+        for one in pair.changed
+    ]
     return "\n".join(
         [
-            f"# {config.task_name}: {config.model_name}",
+            f"# {title(config)}",
             "",
-            f"**{verdict(config, runs)}**",
+            f"**{results['verdict']}**",
             "",
             *table,
             "",
-            *(f"{sentence}.\n" for sentence in differing(runs)),
+            *(f"- {check}" for check in gate.checks(config, runs)),
+            "",
+            *(f"{comparison(pair)}\n" for pair in pairs_of(runs)),
+            *changed,
+            "",
+            f"Threshold: {config.threshold_source or 'source not stated'}.",
+            "",
             "Versions: " + ", ".join(f"{k} {v}" for k, v in versions.items()) + ".",
             "",
             *(f"    {shlex.join(run.server_command)}" for run in runs),
             "",
         ]
     )
-
-
-def _per_second(task: TaskRun, amount: int) -> float:
-    return amount / task.request_seconds
