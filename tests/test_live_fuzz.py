@@ -24,7 +24,7 @@ PROMPT = "Question: Ana has 12 pens and buys 7 more. How many has she?\nAnswer:"
 AT_ONCE = 10
 Body = dict[str, Any]
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(3000)]
 
 numbers = st.one_of(
     st.integers(-3, 300),

@@ -12,6 +12,7 @@ import pytest
 from completions import complete
 from conftest import TINY_CONFIG, LiveServers
 
+from vllm_diffgemma_tp import cpu_engine
 from vllm_diffgemma_tp.bench.live import InTreeServer
 from vllm_diffgemma_tp.evals.config import load_config
 from vllm_diffgemma_tp.evals.server import Server
@@ -31,14 +32,19 @@ def _only_if_exhaustive(exhaustive: bool) -> None:
 
 def in_tree(tp_size: int, folder: Path) -> Server:
     config = load_config(TINY_CONFIG)
-    return InTreeServer(
-        str(config.model_name),
-        tp_size,
-        folder / "server.log",
-        config.server_arguments,
-        env={"VLLM_CACHE_ROOT": str(folder / "cache")},
-        startup_max_wait_seconds=config.startup_max_wait_seconds,
-    )
+    # Nothing of ours arranges the CPU engine in the server itself.
+    cpu_engine.arrange(tp_size)
+    try:
+        return InTreeServer(
+            str(config.model_name),
+            tp_size,
+            folder / "server.log",
+            config.server_arguments,
+            env={"VLLM_CACHE_ROOT": str(folder / "cache")},
+            startup_max_wait_seconds=config.startup_max_wait_seconds,
+        )
+    finally:
+        cpu_engine.arrange()
 
 
 def read(server: Server, allowed: list[int]) -> Any:

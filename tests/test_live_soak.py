@@ -28,7 +28,7 @@ CLIENTS = 16
 # embeddings a request would make in half a minute, and more than an allocator's noise.
 MOST_GROWTH_BYTES = 16 * 2**20
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(3000)]
 
 
 class Soak:
