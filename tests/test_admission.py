@@ -55,6 +55,8 @@ class Letters:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if text == " no":
             return [40]
+        if not text.isascii():
+            raise TypeError("TextEncodeInput must be a string of another kind")
         return [ord(letter) - ord("a") for letter in text if letter != " "]
 
 
@@ -97,7 +99,11 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
     ],
     "seed": [{"seed": 2**63}, {"seed": 2**63 - 1, "n": 2}, {"seed": -(2**63) - 1}],
     "logit_bias": [{"logit_bias": {3: bias}} for bias in (-math.inf, math.nan)],
-    "bad_words": [{"bad_words": ["no"]}, {"bad_words": ["a", "abc"]}],
+    "bad_words": [
+        {"bad_words": ["no"]},
+        {"bad_words": ["a", "abc"]},
+        {"bad_words": ["\ud800"]},
+    ],
     "allowed_token_ids": [{"allowed_token_ids": [0, 1], "bad_words": ["a", "b"]}],
     "diffusion_constrained": [
         {"logprob_token_ids": [0], "bad_words": ["a"], **CONSTRAINED},

@@ -122,7 +122,11 @@ def _banned_ids(params: SamplingParams, tokenizer: Any) -> set[int]:
         return set()
     if tokenizer is None:
         raise _refusal("bad_words", "needs a tokenizer, which this server has none of.")
-    params.update_from_tokenizer(tokenizer)
+    try:
+        params.update_from_tokenizer(tokenizer)
+    except TypeError as error:
+        # What a tokenizer says of half a surrogate pair.
+        raise _refusal("bad_words", "must be valid Unicode.") from error
     words = params.bad_words_token_ids or []
     if any(len(word) > 1 for word in words):
         raise _refusal(
