@@ -167,7 +167,9 @@ UNTOLD: dict[str, dict[str, Any]] = {
 }
 
 
-def process(params: SamplingParams, request_id: str = "a", diffusion: bool = True):
+def process(
+    params: SamplingParams, request_id: str = "a", diffusion: bool = True
+) -> Any:
     processor: Any = SimpleNamespace(model_config=model(diffusion))
     return InputProcessor.process_inputs(processor, request_id, None, params)  # type: ignore
 
