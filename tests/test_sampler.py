@@ -335,6 +335,11 @@ def test_seeds_are_kept_across_preemption_and_never_shared() -> None:
     again = RequestSeeds(engine_seed=3)
     assert [again.assign("x", None), again.assign("y", None)] == [first, second]
     assert RequestSeeds(engine_seed=4).assign("a", None) != first
+    # Replicas of data parallelism have one seed and count their own requests.
+    assert RequestSeeds(engine_seed=3, replica=1).assign("a", None) not in (
+        first,
+        second,
+    )
 
 
 def test_a_temperature_of_zero_is_greedy_with_a_finite_entropy(

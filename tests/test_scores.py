@@ -185,6 +185,34 @@ def test_the_ranks_score_their_own_ids_as_one_rank_would(
     assert torch.allclose(joined, dense[:CANVAS], atol=2e-5)
 
 
+def test_a_step_hashes_no_list_of_ids_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counted(tuple[int, ...]):
+        hashes = 0
+
+        def __hash__(self) -> int:
+            Counted.hashes += 1
+            return super().__hash__()
+
+    edits = VocabEdits(Counted(range(200)))
+    scores = batch_scores(torch.float32, None, edits).scores
+    batch: Any = SimpleNamespace(
+        slots_np=np.array([0, 1, 0]),
+        row_slots=torch.tensor([0, 1, 0]),
+        widths_np=np.ones(3, dtype=np.int64),
+    )
+    steps = [
+        scores.of_batch(torch.zeros(3, HIDDEN), batch, torch.ones(3)) for _ in range(4)
+    ]
+    assert Counted.hashes == 1
+    assert all(step.edits[0] is steps[0].edits[0] for step in steps)
+    assert steps[-1].edits_of_row.tolist() == [0, 1, 0]
+    assert len(scores._edits) == 2
+    # What is not in the batch is not kept.
+    batch.slots_np = np.array([1, 1, 1])
+    scores.of_batch(torch.zeros(3, HIDDEN), batch, torch.ones(3))
+    assert list(scores._edits) == [VocabEdits()]
+
+
 @pytest.mark.parametrize("columns", [[], [0], [64, 65, 70, 130, 199], [199]])
 def test_a_compact_tile_is_the_tile_of_what_is_left(columns: list[int]) -> None:
     scores = torch.full((4, 200), -torch.inf)

@@ -11,6 +11,7 @@ checks run as well, less the one that refuses what the sharded sampler honours (
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +20,18 @@ from vllm_diffgemma_tp import compat
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
-# What a canvas cannot honour: (parameter, its neutral values, why).
+# What a canvas cannot honour: (parameter, its neutral value, why).
 _ONE_BY_ONE = "a canvas is denoised all at once, so no token has others before it to "
 _NO_PROMPT_DISTRIBUTION = "encoding a prompt gives no distribution of its tokens."
-_REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("repetition_penalty", (1.0,), _ONE_BY_ONE + "be penalised for."),
-    ("frequency_penalty", (0.0,), _ONE_BY_ONE + "be penalised for."),
-    ("presence_penalty", (0.0,), _ONE_BY_ONE + "be penalised for."),
-    ("min_tokens", (0,), _ONE_BY_ONE + "count before it may end the answer."),
-    ("thinking_token_budget", (None,), _ONE_BY_ONE + "count against a budget."),
-    ("trace_decode_token_ids", (None,), _ONE_BY_ONE + "be forced after."),
-    ("prompt_logprobs", (None,), _NO_PROMPT_DISTRIBUTION),
-    ("prompt_logprob_token_ids", (None,), _NO_PROMPT_DISTRIBUTION),
+_REFUSED: tuple[tuple[str, Any, str], ...] = (
+    ("repetition_penalty", 1.0, _ONE_BY_ONE + "be penalised for."),
+    ("frequency_penalty", 0.0, _ONE_BY_ONE + "be penalised for."),
+    ("presence_penalty", 0.0, _ONE_BY_ONE + "be penalised for."),
+    ("min_tokens", 0, _ONE_BY_ONE + "count before it may end the answer."),
+    ("thinking_token_budget", None, _ONE_BY_ONE + "count against a budget."),
+    ("trace_decode_token_ids", None, _ONE_BY_ONE + "be forced after."),
+    ("prompt_logprobs", None, _NO_PROMPT_DISTRIBUTION),
+    ("prompt_logprob_token_ids", None, _NO_PROMPT_DISTRIBUTION),
 )
 _DIFFUSION_PREFIX = "diffusion_"
 _DIFFUSION_ARGS = frozenset(
@@ -52,6 +53,7 @@ def install() -> None:
         return
     compat.honour_sampling_params()
     compat.refuse_malformed_bodies()
+    compat.refuse_what_cannot_travel()
     verify = SamplingParams.verify
 
     @functools.wraps(verify)
@@ -94,8 +96,10 @@ def refuse(params: SamplingParams, vocab_size: int, tokenizer: Any) -> None:
         VLLMValidationError: Names the parameter and the reason; a 400 over HTTP.
     """
     for name, neutral, reason in _REFUSED:
-        value = getattr(params, name, neutral[0])
-        if value not in neutral:
+        value = getattr(params, name, neutral)
+        # An array of ids has no truth value to compare for.
+        asked = value is not None if neutral is None else value != neutral
+        if asked:
             raise _refusal(name, f"is not supported with DiffusionGemma: {reason}")
     if params.seed is not None and not (
         # The n answers of a request get consecutive seeds.
@@ -106,6 +110,8 @@ def refuse(params: SamplingParams, vocab_size: int, tokenizer: Any) -> None:
         if name.startswith(_DIFFUSION_PREFIX) and name not in _DIFFUSION_ARGS:
             known = ", ".join(sorted(_DIFFUSION_ARGS))
             raise _refusal(name, f"is not known; the diffusion arguments are {known}.")
+    if not all(map(math.isfinite, (params.logit_bias or {}).values())):
+        raise _refusal("logit_bias", "must be finite: -100 is as good as -inf.")
     banned = _banned_ids(params, tokenizer)
     _refuse_empty_vocabulary(params, vocab_size, banned)
 
@@ -116,7 +122,11 @@ def _banned_ids(params: SamplingParams, tokenizer: Any) -> set[int]:
         return set()
     if tokenizer is None:
         raise _refusal("bad_words", "needs a tokenizer, which this server has none of.")
-    params.update_from_tokenizer(tokenizer)
+    try:
+        params.update_from_tokenizer(tokenizer)
+    except TypeError as error:
+        # What a tokenizer says of half a surrogate pair.
+        raise _refusal("bad_words", "must be valid Unicode.") from error
     words = params.bad_words_token_ids or []
     if any(len(word) > 1 for word in words):
         raise _refusal(

@@ -9,6 +9,7 @@ exercised.
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -85,14 +86,11 @@ def honour_sampling_params() -> None:
 
     @functools.wraps(validate)
     def validate_the_rest(self: SamplingParams, model_config: Any) -> None:
-        asked = {name: getattr(self, name) for name in _HONOURED}
-        try:
-            for name, neutral in _HONOURED.items():
-                setattr(self, name, neutral)
-            validate(self, model_config)
-        finally:
-            for name, value in asked.items():
-                setattr(self, name, value)
+        # A copy, as other requests may share these parameters, in other threads.
+        rest = copy.copy(self)
+        for name, neutral in _HONOURED.items():
+            setattr(rest, name, neutral)
+        validate(rest, model_config)
 
     SamplingParams._validate_diffusion = validate_the_rest  # type: ignore[method-assign]
 
@@ -123,3 +121,39 @@ def refuse_malformed_bodies() -> None:
 
     read_body_or_refuse.refuses_malformed = True  # type: ignore[attr-defined]
     utils.request_body_to_args = read_body_or_refuse
+
+
+def refuse_what_cannot_travel() -> None:
+    """Let what cannot be sent to the engine be a 400 that names it; re-entrant.
+
+    To 0.32.0 vLLM finds out when it sends: an integer of more than 64 bits, or half a
+    surrogate pair, is a 500 without a message, and the request stays registered. Can
+    go when bodies bound their integers and strings.
+    """
+    import msgspec
+    from vllm.exceptions import VLLMValidationError
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    process = InputProcessor.process_inputs
+    if getattr(process, "refuses_what_cannot_travel", False):
+        return
+
+    @functools.wraps(process)
+    def process_or_refuse(self: InputProcessor, *args: Any, **kwargs: Any) -> Any:
+        request = process(self, *args, **kwargs)
+        params = request.sampling_params
+        if params is None or not self.model_config.is_diffusion:
+            return request
+        values = {name: getattr(params, name) for name in params.__struct_fields__}
+        for name, value in {"request_id": request.request_id, **values}.items():
+            try:
+                msgspec.msgpack.encode(value, enc_hook=lambda _: None)
+            except (OverflowError, UnicodeEncodeError) as error:
+                raise VLLMValidationError(
+                    f"{name} holds an integer of more than 64 bits or invalid Unicode.",
+                    parameter=name,
+                ) from error
+        return request
+
+    process_or_refuse.refuses_what_cannot_travel = True  # type: ignore[attr-defined]
+    InputProcessor.process_inputs = process_or_refuse  # type: ignore[method-assign]

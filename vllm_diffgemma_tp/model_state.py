@@ -65,7 +65,11 @@ class VocabShardedModelState(DiffusionGemmaModelState):
             device=self.device,
         )
         del model.diffusion_states
-        self.request_seeds = RequestSeeds(vllm_config.model_config.seed)
+        self.request_seeds = RequestSeeds(
+            vllm_config.model_config.seed,
+            # Unlike the rank it counts the engines of dense models too.
+            vllm_config.parallel_config.data_parallel_index,
+        )
 
     def custom_sampler(self, sampler: Any) -> tuple[DiffusionSampler, None]:
         model, shard = self.model, self.model.shard

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -69,7 +69,14 @@ class OwnedScores:
         filtered = min_p_np > 0
         if top_k is not None or top_p is not None:
             filtered |= self._has_top_k_or_top_p(batch)
-        edits = [self.options[slot].edits for slot in batch.slots_np.tolist()]
+        # The distinct edits, and which of them each request has.
+        distinct: dict[VocabEdits, int] = {}
+        edits_np = np.array(
+            [
+                distinct.setdefault(self.options[slot].edits, len(distinct))
+                for slot in batch.slots_np.tolist()
+            ]
+        )
         return BatchScores(
             self,
             hidden_states,
@@ -78,11 +85,8 @@ class OwnedScores:
             top_p,
             min_p,
             filtered=np.repeat(filtered, batch.widths_np),
-            edits=self._owned_edits(edits),
-            edits_of_row=np.repeat(
-                [list(dict.fromkeys(edits)).index(each) for each in edits],
-                batch.widths_np,
-            ),
+            edits=self._owned_edits(distinct),
+            edits_of_row=np.repeat(edits_np, batch.widths_np),
         )
 
     def _has_top_k_or_top_p(self, batch: CanvasBatch) -> np.ndarray:
@@ -95,14 +99,15 @@ class OwnedScores:
         ]
         return np.array([k is not None or p is not None for k, p in asked])
 
-    def _owned_edits(self, edits: list[VocabEdits]) -> list[OwnedEdits]:
-        """This rank's part of the distinct edits, in the order of their appearance."""
-        distinct = dict.fromkeys(edits)
-        for gone in self._edits.keys() - distinct.keys():
-            del self._edits[gone]
-        for new in distinct.keys() - self._edits.keys():
-            self._edits[new] = OwnedEdits.of_shard(new, self.shard, self.head.device)
-        return [self._edits[each] for each in distinct]
+    def _owned_edits(self, distinct: Iterable[VocabEdits]) -> list[OwnedEdits]:
+        """This rank's part of the distinct edits, in their order."""
+        kept = {edits: self._edits.get(edits) for edits in distinct}
+        self._edits.clear()
+        for edits, owned in kept.items():
+            self._edits[edits] = owned or OwnedEdits.of_shard(
+                edits, self.shard, self.head.device
+            )
+        return list(self._edits.values())
 
     def logits(
         self, hidden_states: torch.Tensor, ids: slice, out: torch.Tensor

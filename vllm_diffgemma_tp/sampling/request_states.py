@@ -26,13 +26,19 @@ class RequestSeeds:
     """Which seed a request draws from.
 
     A request without one gets a seed from the engine's and its order of arrival:
-    equal on all ranks, never shared by two requests, and kept across preemption.
+    equal on all ranks, never shared by two requests of any replica, and kept across
+    preemption.
     Greedy ones share a seed: what they still draw is where noise goes, and the same
     request must be answered the same.
     """
 
-    def __init__(self, engine_seed: int) -> None:
+    def __init__(self, engine_seed: int, replica: int = 0) -> None:
+        """Args:
+        engine_seed: The engine's; replicas of data parallelism have the same.
+        replica: Which of them this is.
+        """
         self._engine_seed = engine_seed
+        self._replica = replica
         self._arrivals = 0
         self._seeds: OrderedDict[str, int] = OrderedDict()
 
@@ -45,7 +51,7 @@ class RequestSeeds:
         if req_id in self._seeds:
             self._seeds.move_to_end(req_id)
             return self._seeds[req_id]
-        seed = _mix(self._engine_seed, self._arrivals)
+        seed = _mix(self._engine_seed, self._arrivals, self._replica)
         self._arrivals += 1
         self._seeds[req_id] = seed
         if len(self._seeds) > _REMEMBERED_SEEDS:
@@ -53,9 +59,9 @@ class RequestSeeds:
         return seed
 
 
-def _mix(engine_seed: int, arrival: int) -> int:
-    """One int64 of the two, well apart for neighbouring arguments."""
-    entropy = np.random.SeedSequence((engine_seed & (2**64 - 1), arrival))
+def _mix(engine_seed: int, arrival: int, replica: int) -> int:
+    """One int64 of the three, well apart for neighbouring arguments."""
+    entropy = np.random.SeedSequence((engine_seed & (2**64 - 1), arrival, replica))
     return int(entropy.generate_state(1, np.uint64).view(np.int64)[0])
 
 

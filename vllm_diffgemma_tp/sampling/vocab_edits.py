@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,14 @@ class VocabEdits:
     allowed: tuple[int, ...] | None = None
     banned: tuple[int, ...] = ()
     bias: tuple[tuple[int, float], ...] = ()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        # A step looks them up, and they may name all ids of the vocabulary.
+        return hash((self.allowed, self.banned, self.bias))
 
     @property
     def projected_alone(self) -> bool:
