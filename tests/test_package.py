@@ -110,3 +110,19 @@ def test_the_registry_of_a_fresh_process_resolves_our_class_unless_vllm_plugins_
         VLLM_CACHE_ROOT=str(tmp_path),
     )
     assert resolved == module
+
+
+@pytest.mark.parametrize("command", ["plan", "verify", "bench"])
+def test_a_command_without_its_libraries_is_one_sentence(command: str) -> None:
+    code = (
+        "import sys; sys.modules |= {'torch': None, 'yaml': None};"
+        "from vllm_diffgemma_tp.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    completed = subprocess.run(
+        [sys.executable, "-c", code, command],
+        capture_output=True,
+        text=True,
+    )
+    assert completed.returncode == 1
+    assert "is not installed, which this command needs" in completed.stderr
+    assert completed.stderr.count("\n") == 1

@@ -20,7 +20,13 @@ from vllm_diffgemma_tp import cli, cpu_engine
 from vllm_diffgemma_tp.errors import UserError
 from vllm_diffgemma_tp.plan.checkpoint import PRESETS, Checkpoint, preset, read
 from vllm_diffgemma_tp.plan.kv_cache import kv_cache_of
-from vllm_diffgemma_tp.plan.memory import Serving, fit, rank_memory, workspace_bytes
+from vllm_diffgemma_tp.plan.memory import (
+    Serving,
+    default_batched_tokens,
+    fit,
+    rank_memory,
+    workspace_bytes,
+)
 from vllm_diffgemma_tp.plan.tensors import Tensor, tensors_of
 from vllm_diffgemma_tp.plan.times import HARDWARE, vocab_time
 from vllm_diffgemma_tp.plan.weights import CLASSES, Sharding, rank_weight_bytes
@@ -322,6 +328,38 @@ def garbage(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"not a safetensors file at all")
 
 
+def of_config(**changes: Any) -> Callable[[Path], None]:
+    """Changes its config; names that begin with ``text_`` are the text model's."""
+
+    def damage(folder: Path) -> None:
+        file = folder / "config.json"
+        config = json.loads(file.read_text())
+        for name, value in changes.items():
+            where = config["text_config"] if name.startswith("text_") else config
+            where[name.removeprefix("text_")] = value
+        file.write_text(json.dumps(config))
+
+    return damage
+
+
+def not_an_object(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+
+
+def no_text_model(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"text_config": None}))
+
+
+def missing_file(folder: Path) -> None:
+    index = {"weight_map": {"one": "model.safetensors", "two": "absent.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def broken_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
@@ -332,6 +370,28 @@ def garbage(folder: Path) -> None:
         (truncated_weights, "is truncated"),
         (truncated_header, "is truncated"),
         (garbage, "is truncated or is no safetensors file"),
+        (not_an_object, "no readable config.json"),
+        (no_text_model, "lacks what a DiffusionGemma needs"),
+        (of_config(text_num_attention_heads="four"), "'four'"),
+        (of_config(text_num_key_value_heads=0), "num_key_value_heads is 0"),
+        (of_config(text_num_attention_heads=-4), "num_attention_heads is -4"),
+        (of_config(text_vocab_size=0), "vocab_size is 0"),
+        (
+            of_config(text_num_hidden_layers=10**9, text_layer_types=None),
+            "num_hidden_layers is 1000000000",
+        ),
+        (of_config(quantization_config="fp8"), "lacks what"),
+        (of_config(text_vocab_size=999), "[245, 64], not [999, 64]"),
+        (of_config(text_num_experts=64), "[8, 256, 64], not [64, 256, 64]"),
+        (of_config(text_num_experts=None), "and no experts"),
+        (
+            of_config(
+                text_num_hidden_layers=2, text_layer_types=["full_attention"] * 2
+            ),
+            "3 layers of weights, 2 configured",
+        ),
+        (missing_file, "absent.safetensors"),
+        (broken_index, "is no index of weights"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_read_is_one_sentence(
@@ -355,6 +415,10 @@ def test_a_checkpoint_that_cannot_be_read_is_one_sentence(
         ["--tp", "0"],
         ["--tp", "two"],
         ["--gpu-memory", "-1"],
+        ["--gpu-memory", "1e300"],
+        ["--gpu-memory", "16GiB"],
+        ["--tflops", "1e-300"],
+        ["--canvases", "99999999999999999999"],
         ["--gpu-memory", "nan"],
         ["--gpu-memory-utilization", "1.5"],
         ["--preset", "int3"],
@@ -377,8 +441,12 @@ def test_wrong_usage_is_status_2(
         (["--model", "./nowhere"], "There is no checkpoint at ./nowhere"),
         (["--link-gbps", "32"], "--memory-gbps and --tflops"),
         (["--max-model-len", "999999"], "beyond the model's 262144"),
-        (["--plot", "/nowhere/plan.png"], "was not written"),
+        (["--plot", "/nowhere/plan.png"], "in a folder that exists"),
+        (["--plot", "plan"], "an ending such as .png"),
+        (["--plot", "/tmp"], "an ending such as .png"),
         (["--plot", "plan.docx"], "was not written"),
+        (["--device", "cpu", "--gpu-memory", "16"], "are of a card"),
+        (["--model", ""], "no readable config.json"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(
@@ -479,6 +547,15 @@ def test_a_repository_without_safetensors_is_one_sentence(
     hub(Hub(tmp_path))
     with pytest.raises(UserError, match="no readable safetensors headers"):
         read("some/model")
+
+
+def test_batched_tokens_default_to_those_of_vllm_serve_on_the_card() -> None:
+    gib = 2**30
+    assert default_batched_tokens(None, None) == 2048
+    assert default_batched_tokens(24 * gib, "3090") == 2048
+    assert default_batched_tokens(80 * gib, "NVIDIA A100-SXM4-80GB") == 2048
+    assert default_batched_tokens(141 * gib, "h200") == 8192
+    assert default_batched_tokens(180 * gib, None) == 16_384
 
 
 def test_memory_of_a_rank_adds_up() -> None:

@@ -5,14 +5,21 @@
 from __future__ import annotations
 
 import argparse
-import math
+
+# Beyond these no machine is described, and sums leave the range of a double.
+_LARGEST, _SMALLEST = 10**9, 1e-6
 
 
 def positive_int(text: str) -> int:
     """A number that counts something."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    if value > _LARGEST:
+        raise argparse.ArgumentTypeError(f"{value} is more than {_LARGEST:,}")
     return value
 
 
@@ -23,15 +30,24 @@ def positive_ints(text: str) -> list[int]:
 
 def positive_float(text: str) -> float:
     """A size or a rate."""
-    value = float(text)
-    if not (value > 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    value = _float(text)
+    if not _SMALLEST <= value <= _LARGEST:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not in [{_SMALLEST:g}, {_LARGEST:,}]"
+        )
     return value
 
 
 def share(text: str) -> float:
     """A number in (0, 1]."""
-    value = float(text)
+    value = _float(text)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not in (0, 1]")
     return value
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

@@ -10,6 +10,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from vllm_diffgemma_tp import __version__
 from vllm_diffgemma_tp.errors import UserError
@@ -54,11 +55,23 @@ def _run_command(argv: Sequence[str]) -> int:
     for name, (module, summary) in _COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
         if argv[:1] == [name]:
-            implementation = importlib.import_module(module)
+            implementation = _import(module)
             implementation.add_arguments(command)
             command.set_defaults(run=implementation.run)
     args = parser.parse_args(argv)
     return args.run(args)
+
+
+def _import(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith(__package__):
+            raise
+        raise UserError(
+            f"{error.name} is not installed, which this command needs: install vLLM "
+            "beside this plugin, and see `vllm-diffgemma-tp doctor`."
+        ) from error
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -111,6 +112,8 @@ def _examine(check: str, examination: Callable[[], str]) -> Finding:
 def _arrange() -> str:
     """Make the checks below meet the engine that `serve` would start."""
     cpu_engine.arrange()
+    if importlib.util.find_spec("vllm") is None:
+        return "not needed: there is no vLLM"
     if not cpu_engine.is_cpu_build():
         return "not needed: this vLLM is no CPU build"
     return "arranged, as `vllm-diffgemma-tp serve` does it"

@@ -201,13 +201,19 @@ def devices(tp_size: int) -> str:
     import torch
 
     count = torch.accelerator.device_count()
-    name, memory = current_platform.get_device_name(), device_bytes()
+    name, memory = device_name(), device_bytes()
     if count < tp_size:
         raise UserError(
             f"T = {tp_size} needs as many devices, and {count} are visible: choose a "
             "smaller --tensor-parallel-size, or see CUDA_VISIBLE_DEVICES."
         )
     return f"{count} x {name}, {(memory or 0) / _GIB:.1f} GiB each, for T = {tp_size}"
+
+
+def device_name() -> str:
+    from vllm.platforms import current_platform
+
+    return str(current_platform.get_device_name())
 
 
 def device_bytes() -> int | None:
@@ -244,14 +250,18 @@ def model(name: str, tp_size: int, expert_parallel: bool) -> str:
 def memory(name: str, tp_size: int, expert_parallel: bool) -> str:
     """The model fits, by the same reckoning as `plan`."""
     from vllm_diffgemma_tp.plan.checkpoint import read
-    from vllm_diffgemma_tp.plan.memory import Serving, fit
+    from vllm_diffgemma_tp.plan.memory import Serving, default_batched_tokens, fit
     from vllm_diffgemma_tp.plan.weights import Sharding
 
     available = device_bytes()
     if available is None or not Path(name).expanduser().is_dir():
         return "not judged: no device memory, or no folder to read the model's size off"
     found = read(name)
-    serving = Serving(max_num_seqs=4, max_model_len=found.architecture.canvas_length)
+    serving = Serving(
+        max_num_seqs=8,
+        max_model_len=found.architecture.canvas_length,
+        max_num_batched_tokens=default_batched_tokens(available, device_name()),
+    )
     sharding = Sharding(tp_size, expert_parallel)
     # vLLM's default share of a device.
     left = fit(found, sharding, serving, int(0.92 * available))

@@ -66,6 +66,8 @@ def check_model(model: str, tensor_parallel_size: int) -> None:
         return
     try:
         config = json.loads((folder / "config.json").read_text())
+        if not isinstance(config, dict):
+            raise ValueError("no JSON object")
     except (OSError, ValueError) as error:
         raise UserError(
             f"{model} holds no readable config.json, so it is not a checkpoint."
@@ -77,8 +79,10 @@ def check_model(model: str, tensor_parallel_size: int) -> None:
             f"architectures {architectures}, not {ARCHITECTURE}; serve it with "
             "`vllm serve`."
         )
-    heads = config.get("text_config", config).get("num_attention_heads")
-    if heads is not None and heads % tensor_parallel_size:
+    text = config.get("text_config", config)
+    heads = text.get("num_attention_heads") if isinstance(text, dict) else None
+    # What is no number at all is for whoever reads the dimensions.
+    if isinstance(heads, int) and heads % tensor_parallel_size:
         raise UserError(
             f"--tensor-parallel-size {tensor_parallel_size} does not divide the "
             f"model's {heads} attention heads: choose a divisor of {heads}."

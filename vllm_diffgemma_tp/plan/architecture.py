@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +27,14 @@ ELEMENT_BYTES = {
     "F8_E5M2": 1,
     "F8_E8M0": 1,
 }
+FLOATS = ("F64", "F32", "F16", "BF16")
 _MODEL_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_DEFAULT_CANVAS = 256
 VOCAB_PADDING = 64  # what vLLM pads a vocabulary to
 # One full-attention layer after five sliding ones, where the config does not say.
 _DEFAULT_PATTERN = 6
+# Beyond these a number is no dimension of a model.
+_LARGEST, _MOST_LAYERS = 2**31, 10_000
 
 
 @dataclass(frozen=True)
@@ -111,10 +116,17 @@ def from_config(config: Mapping[str, Any], source: str) -> Architecture:
         source: Where it is from, for messages.
 
     Raises:
-        UserError: A dimension is missing or is not a number.
+        UserError: A dimension is missing or is not a number that could be one.
     """
-    try:
+    with blaming_config(source):
         return _from_config(config)
+
+
+@contextmanager
+def blaming_config(source: str) -> Iterator[None]:
+    """What a config.json lacks, as a UserError that names whose it is."""
+    try:
+        yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"{error.args[0]!r}" if isinstance(error, KeyError) else str(error)
         raise UserError(
@@ -125,7 +137,7 @@ def from_config(config: Mapping[str, Any], source: str) -> Architecture:
 
 def _from_config(config: Mapping[str, Any]) -> Architecture:
     text = config["text_config"]
-    num_layers = int(text["num_hidden_layers"])
+    num_layers = _size(text, "num_hidden_layers", _MOST_LAYERS)
     kinds = text.get("layer_types") or [
         "sliding_attention" if (i + 1) % _DEFAULT_PATTERN else "full_attention"
         for i in range(num_layers)
@@ -133,27 +145,37 @@ def _from_config(config: Mapping[str, Any]) -> Architecture:
     if len(kinds) != num_layers:
         raise ValueError(f"{len(kinds)} layer_types for {num_layers} layers")
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-    if dtype not in _MODEL_DTYPES:
+    if str(dtype) not in _MODEL_DTYPES:
         raise ValueError(f"dtype {dtype!r} is none of {', '.join(_MODEL_DTYPES)}")
+    experts = text.get("num_experts")
     return Architecture(
-        vocab_size=int(text["vocab_size"]),
-        hidden_size=int(text["hidden_size"]),
-        intermediate_size=int(text["intermediate_size"]),
-        num_heads=int(text["num_attention_heads"]),
+        vocab_size=_size(text, "vocab_size"),
+        hidden_size=_size(text, "hidden_size"),
+        intermediate_size=_size(text, "intermediate_size"),
+        num_heads=_size(text, "num_attention_heads"),
         layers=tuple(_layer(text, i, kind) for i, kind in enumerate(kinds)),
-        num_experts=int(text.get("num_experts") or 0),
-        top_k_experts=int(text.get("top_k_experts") or 0),
-        expert_size=int(text.get("moe_intermediate_size") or 0),
-        self_conditioning_size=int(
-            config.get("self_conditioning_size") or text["intermediate_size"]
-        ),
-        sliding_window=int(text["sliding_window"]),
-        max_model_len=int(text["max_position_embeddings"]),
-        canvas_length=int(config.get("canvas_length") or 256),
-        dtype=_MODEL_DTYPES[dtype],
+        num_experts=_size(text, "num_experts") if experts else 0,
+        top_k_experts=_size(text, "top_k_experts") if experts else 0,
+        expert_size=_size(text, "moe_intermediate_size") if experts else 0,
+        self_conditioning_size=_size(config, "self_conditioning_size")
+        if config.get("self_conditioning_size")
+        else _size(text, "intermediate_size"),
+        sliding_window=_size(text, "sliding_window"),
+        max_model_len=_size(text, "max_position_embeddings"),
+        canvas_length=_size(config, "canvas_length")
+        if config.get("canvas_length")
+        else _DEFAULT_CANVAS,
+        dtype=_MODEL_DTYPES[str(dtype)],
         vision=config.get("vision_config") or {},
         tied=bool(config.get("tie_word_embeddings", True)),
     )
+
+
+def _size(config: Mapping[str, Any], key: str, largest: int = _LARGEST) -> int:
+    value = int(config[key])
+    if not 0 < value <= largest:
+        raise ValueError(f"{key} is {value}")
+    return value
 
 
 def _layer(text: Mapping[str, Any], index: int, kind: str) -> Layer:
@@ -163,8 +185,12 @@ def _layer(text: Mapping[str, Any], index: int, kind: str) -> Layer:
         heads = text.get("num_global_key_value_heads") or heads
         width = text.get("global_head_dim") or width
     own = (text.get("per_layer_config") or {}).get(str(index), {})
+    sizes = {
+        "num_key_value_heads": own.get("num_key_value_heads") or heads,
+        "head_dim": own.get("head_dim") or width,
+    }
     return Layer(
         full=full,
-        kv_heads=int(own.get("num_key_value_heads") or heads),
-        head_dim=int(own.get("head_dim") or width),
+        kv_heads=_size(sizes, "num_key_value_heads"),
+        head_dim=_size(sizes, "head_dim"),
     )

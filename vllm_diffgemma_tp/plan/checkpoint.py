@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,18 @@ from vllm_diffgemma_tp import ARCHITECTURE, known_limits, preflight
 from vllm_diffgemma_tp.errors import UserError
 from vllm_diffgemma_tp.plan.architecture import (
     ELEMENT_BYTES,
+    FLOATS,
     Architecture,
+    blaming_config,
     from_config,
 )
-from vllm_diffgemma_tp.plan.tensors import Tensor, Tensors, is_scale, tensors_of
+from vllm_diffgemma_tp.plan.tensors import (
+    LAYER,
+    Tensor,
+    Tensors,
+    is_scale,
+    tensors_of,
+)
 
 RELEASED = "google/diffusiongemma-26B-A4B-it"
 _HUB_TIMEOUT_S = 10
@@ -124,10 +132,45 @@ def _checkpoint(name: str, config: Mapping[str, Any], tensors: Tensors) -> Check
             f"{name} has tensors of the dtype {min(unknown)}, whose size this command "
             "does not know: use a preset (--preset)."
         )
-    quantization = (config.get("quantization_config") or {}).get("quant_method")
-    if known_limits.is_nvfp4(config):
-        quantization = "nvfp4"
-    return Checkpoint(name, from_config(config, name), tensors, quantization)
+    with blaming_config(name):
+        quantization = (config.get("quantization_config") or {}).get("quant_method")
+        if known_limits.is_nvfp4(config):
+            quantization = "nvfp4"
+    architecture = from_config(config, name)
+    if contradiction := _contradiction(architecture, tensors):
+        raise UserError(
+            f"The config.json of {name} is not that of its weights ({contradiction}): "
+            "fetch both again, from one place."
+        )
+    return Checkpoint(name, architecture, tensors, quantization)
+
+
+def _contradiction(architecture: Architecture, tensors: Tensors) -> str | None:
+    """Where the headers say something else than the config.
+
+    Of quantized weights the names, shapes and scales are their format's business.
+    """
+    layers = set()
+    for name in tensors:
+        if "vision" in name:
+            continue
+        if found := LAYER.search(name):
+            layers.add(int(found[1]))
+        elif ".self_attn." in name:
+            return f"{name} is in no layer"
+        if ".experts." in name and not architecture.num_experts:
+            return f"{name}, and no experts"
+    if layers != set(range(len(architecture.layers))):
+        return f"{len(layers)} layers of weights, {len(architecture.layers)} configured"
+    for name, expected in tensors_of(replace(architecture, vision={})).items():
+        tensor = tensors.get(name, expected)
+        if (
+            len(expected.shape) > 1
+            and tensor.dtype in FLOATS
+            and tensor.shape != expected.shape
+        ):
+            return f"{name} is {list(tensor.shape)}, not {list(expected.shape)}"
+    return None
 
 
 def _folder_tensors(folder: Path, config: Mapping[str, Any]) -> Tensors:
@@ -136,7 +179,13 @@ def _folder_tensors(folder: Path, config: Mapping[str, Any]) -> Tensors:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         # As of configs/real-shape, which vLLM serves with --load-format dummy.
-        return tensors_of(from_config(config, str(folder)))
+        with blaming_config(str(folder)):
+            return tensors_of(from_config(config, str(folder)))
+    if absent := sorted(_indexed(folder) - {file.name for file in files}):
+        raise UserError(
+            f"{folder} lacks {len(absent)} of the files that its index names, such as "
+            f"{absent[0]}: fetch it again."
+        )
     tensors = {}
     for file in files:
         try:
@@ -154,6 +203,17 @@ def _folder_tensors(folder: Path, config: Mapping[str, Any]) -> Tensors:
                 "again."
             ) from error
     return tensors
+
+
+def _indexed(folder: Path) -> set[str]:
+    """Names of the files that a checkpoint in several says it consists of."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return set()
+    try:
+        return set(json.loads(index.read_text())["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{index} is no index of weights: fetch it again.") from error
 
 
 def _from_hub(model: str) -> tuple[Mapping[str, Any], Tensors]:

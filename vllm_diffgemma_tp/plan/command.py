@@ -18,7 +18,7 @@ from vllm_diffgemma_tp.arguments import (
 from vllm_diffgemma_tp.errors import UserError
 from vllm_diffgemma_tp.plan import plot, text
 from vllm_diffgemma_tp.plan.checkpoint import PRESETS, Checkpoint, preset, read
-from vllm_diffgemma_tp.plan.memory import Serving
+from vllm_diffgemma_tp.plan.memory import Serving, default_batched_tokens
 from vllm_diffgemma_tp.plan.report import Question, as_json
 from vllm_diffgemma_tp.plan.times import HARDWARE, Hardware
 
@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gpu-memory", type=positive_float, help="GiB of one card")
     parser.add_argument(
-        "--gpu-memory-utilization", type=share, default=0.92, help="(default: 0.92)"
+        "--gpu-memory-utilization",
+        type=share,
+        default=0.92,
+        help="of that memory (default: 0.92)",
     )
     parser.add_argument(
         "--hardware",
@@ -55,11 +58,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory-gbps", type=positive_float, help="GB/s of a card")
     parser.add_argument("--link-gbps", type=positive_float, help="GB/s a rank sends")
     parser.add_argument("--tflops", type=positive_float, help="dense bf16 TFLOP/s")
-    parser.add_argument("--max-num-seqs", type=positive_int, default=4)
+    parser.add_argument(
+        "--max-num-seqs",
+        type=positive_int,
+        default=8,
+        help="(default: 8, as vLLM's for this model)",
+    )
     parser.add_argument(
         "--max-model-len", type=positive_int, help="(default: the model's)"
     )
-    parser.add_argument("--max-num-batched-tokens", type=positive_int, default=2048)
+    parser.add_argument(
+        "--max-num-batched-tokens",
+        type=positive_int,
+        help="(default: as `vllm serve`'s for the card: 2048 below 70 GiB)",
+    )
     parser.add_argument(
         "--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help="as vLLM's"
     )
@@ -92,8 +104,9 @@ def run(args: argparse.Namespace) -> int:
         UserError: The checkpoint cannot be read, or a file cannot be written.
     """
     if args.plot is not None:
-        plot.check_matplotlib()
-    checkpoint = read(args.model) if args.model else preset(args.preset)
+        plot.check(args.plot)
+    named = args.model is not None
+    checkpoint = read(args.model) if named else preset(args.preset)
     plan = as_json(checkpoint, _question(args, checkpoint))
     print(json.dumps(plan, indent=2) if args.json else text.as_text(plan))
     if args.plot is not None:
@@ -117,6 +130,11 @@ def _question(args: argparse.Namespace, checkpoint: Checkpoint) -> Question:
             f"{architecture.max_model_len}: give at most that."
         )
     on_cpu = args.device == "cpu"
+    if on_cpu and gib:
+        raise UserError(
+            "--gpu-memory and --hardware are of a card: leave them with --device cpu."
+        )
+    gpu_memory = int(gib * _GIB) if gib else None
     return Question(
         tp_sizes=sorted(set(args.tp)),
         expert_parallel=args.enable_expert_parallel,
@@ -124,11 +142,12 @@ def _question(args: argparse.Namespace, checkpoint: Checkpoint) -> Question:
         serving=Serving(
             max_num_seqs=args.max_num_seqs,
             max_model_len=longest,
-            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_num_batched_tokens=args.max_num_batched_tokens
+            or default_batched_tokens(gpu_memory, args.hardware),
             device_type=args.device,
             kv_element=1 if args.kv_cache_dtype == "fp8" else None,
         ),
-        gpu_memory=int(gib * _GIB) if gib and not on_cpu else None,
+        gpu_memory=gpu_memory,
         utilization=args.gpu_memory_utilization,
         hardware=hardware,
         rows=args.canvases * architecture.canvas_length,

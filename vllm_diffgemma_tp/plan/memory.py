@@ -22,9 +22,22 @@ TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat
 RUNTIME_BYTES = 1 * 2**30
 
 
+def default_batched_tokens(gpu_memory: int | None, card: str | None) -> int:
+    """`vllm serve`'s --max-num-batched-tokens where none is given (`arg_utils.py`).
+
+    Args:
+        gpu_memory: Bytes of a card, None where not known.
+        card: Its name, where that is known.
+    """
+    gib = (gpu_memory or 0) / 2**30
+    if gib >= 160:
+        return 16_384
+    return 8192 if gib >= 70 and "a100" not in (card or "").lower() else 2048
+
+
 @dataclass(frozen=True)
 class Serving:
-    """How the server is to run; defaults are vLLM's for cards under 70 GiB.
+    """How the server is to run.
 
     Attributes:
         max_num_seqs: Requests in a batch.

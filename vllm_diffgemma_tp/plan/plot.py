@@ -13,17 +13,23 @@ GIB, GB = 2**30, 1e9
 _MOST_STEPS = 4096
 
 
-def check_matplotlib() -> None:
-    """Matplotlib is installed; asked before anything is computed.
+def check(path: Path) -> None:
+    """Whether a plot can be written there; asked before anything is computed.
 
     Raises:
-        UserError: It is not.
+        UserError: Matplotlib is not installed, or there is no such folder.
     """
     import importlib.util
 
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError(
             "--plot needs matplotlib: install it with pip, or leave --plot."
+        )
+    # Without an ending matplotlib would write another file than the one named.
+    if path.is_dir() or not path.parent.is_dir() or not path.suffix:
+        raise UserError(
+            f"--plot {path} cannot be written: give a file with an ending such as "
+            ".png, in a folder that exists."
         )
 
 
@@ -78,19 +84,17 @@ def _draw_memory(axes: Any, plan: dict[str, Any]) -> None:
         axes.axhline(card, color="black", linewidth=1)
         usable = card * plan["gpu_memory_utilization"]
         axes.axhline(usable, color="black", linewidth=1, linestyle="--")
-        axes.text(
-            len(ranks) - 0.5,
-            card,
+        axes.set_title(
             f"card {card:g} GiB, dashed: {plan['gpu_memory_utilization']:.0%} of it",
-            ha="right",
-            va="bottom",
+            loc="right",
             fontsize=9,
         )
-    axes.set_ylim(top=1.1 * axes.get_ylim()[1])
     axes.set_xlabel("T")
     axes.set_ylabel("GiB on a rank")
-    axes.set_title("Memory of a rank")
-    axes.legend(fontsize=8, loc="upper right")
+    axes.set_title("Memory of a rank", loc="left")
+    if ranks:
+        # Beside the bars, which may fill all of the height.
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _palette(count: int) -> list[Any]:

@@ -21,6 +21,7 @@ Tensors = Mapping[str, "Tensor"]
 # self-conditioning and vision stay in the model dtype.
 _QUANTIZED = (".self_attn.", ".mlp.", ".experts.")
 _NVFP4_GROUP = 16  # values that share a scale
+LAYER = re.compile(r"\.layers\.(\d+)\.")
 _SCALE = re.compile(r"(weight|input)(_global)?_scale(_2|_inv)?$")
 
 

@@ -24,7 +24,7 @@ def as_text(plan: dict[str, Any]) -> str:
     if plan["hardware"]:
         parts += [_times(plan), _terms(plan)]
     parts.append("\n".join(answers(plan)))
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 def _heading(plan: dict[str, Any]) -> str:
@@ -214,5 +214,5 @@ def _remedy(plan: dict[str, Any], possible: Sequence[dict[str, Any]]) -> str:
         )
     return (
         "Nothing fits: take more cards, larger ones or a quantized checkpoint, or a "
-        "smaller --max-num-batched-tokens."
+        "smaller --max-num-batched-tokens or --max-num-seqs."
     )

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 
 from vllm_diffgemma_tp.plan.architecture import (
     ELEMENT_BYTES,
+    FLOATS,
     VOCAB_PADDING,
     Architecture,
 )
-from vllm_diffgemma_tp.plan.tensors import Tensor, Tensors, is_scale
+from vllm_diffgemma_tp.plan.tensors import LAYER, Tensor, Tensors, is_scale
 
 CLASSES = (
     "embedding",
@@ -37,11 +38,9 @@ CLASSES = (
 )
 # vLLM's own in every attention layer: four fp32 scales, for a quantized KV cache.
 _ATTENTION_SCALE_BYTES = 16
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 # Both names are one buffer in vLLM, which has one backbone for encoder and decoder.
 _BACKBONES = ("model.encoder.language_model.", "model.decoder.")
-_FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def _loaded_element(name: str, tensor: Tensor, architecture: Architecture) -> in
 
     Scales of quantized weights are kept in fp32, or in the 8 bits they are stored in.
     """
-    if tensor.dtype not in _FLOATS:
+    if tensor.dtype not in FLOATS:
         return ELEMENT_BYTES[tensor.dtype]
     return 4 if is_scale(name) else architecture.element
 
@@ -166,6 +165,6 @@ def _expert_elements(
 
 
 def _layer_index(name: str) -> int:
-    found = _LAYER.search(name)
+    found = LAYER.search(name)
     assert found, f"{name} is in no layer"
     return int(found[1])
