@@ -24,12 +24,6 @@ SETS = [[20, 60, 130, 200], [0, 1, 2], [244, 9]]
 pytestmark = [pytest.mark.live, pytest.mark.own_server]
 
 
-@pytest.fixture(autouse=True)
-def _only_if_exhaustive(exhaustive: bool) -> None:
-    if not exhaustive:
-        pytest.skip("servers more than the default allows for: --exhaustive")
-
-
 def in_tree(tp_size: int, folder: Path) -> Server:
     config = load_config(TINY_CONFIG)
     # Nothing of ours arranges the CPU engine in the server itself.
@@ -66,19 +60,34 @@ def read(server: Server, allowed: list[int]) -> Any:
     )["logprobs"]["top_logprobs"]
 
 
-def test_confined_reads_have_the_in_tree_logprobs(
-    live_servers: LiveServers, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def in_tree_reads(
+    live_servers: LiveServers,
+    tmp_path_factory: pytest.TempPathFactory,
+    exhaustive: bool,
+) -> list[Any]:
+    """What vLLM's own class says at T = 1."""
+    if not exhaustive:
+        pytest.skip("servers more than the default allows for: --exhaustive")
     live_servers.stop()
-    with in_tree(1, tmp_path) as server:
-        expected = [read(server, allowed) for allowed in SETS]
-    for tp_size in (1, 2, 4):
-        for allowed, rows in zip(SETS, expected, strict=True):
-            found = read(live_servers.at(tp_size), allowed)
-            for row, expected_row in zip(found, rows, strict=True):
-                assert row == pytest.approx(expected_row, abs=1e-5)
+    with in_tree(1, tmp_path_factory.mktemp("in-tree")) as server:
+        return [read(server, allowed) for allowed in SETS]
 
 
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_confined_reads_have_the_in_tree_logprobs(
+    live_servers: LiveServers, in_tree_reads: list[Any], tp_size: int
+) -> None:
+    server = live_servers.at(tp_size)
+    for allowed, rows in zip(SETS, in_tree_reads, strict=True):
+        for row, expected in zip(read(server, allowed), rows, strict=True):
+            # More ranks add up the backbone's layers in another order: measured, 2e-6 of
+            # the logprob of an id that is hardly ever drawn, 1.8e-5 at -10.6.
+            relative = 0 if tp_size == 1 else 5e-6
+            assert row == pytest.approx(expected, abs=1e-5, rel=relative)
+
+
+@pytest.mark.usefixtures("in_tree_reads")
 def test_in_tree_the_same_read_ends_a_server_of_two_ranks(
     live_servers: LiveServers, tmp_path: Path
 ) -> None:
