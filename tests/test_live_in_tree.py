@@ -81,8 +81,8 @@ def test_confined_reads_have_the_in_tree_logprobs(
     server = live_servers.at(tp_size)
     for allowed, rows in zip(SETS, in_tree_reads, strict=True):
         for row, expected in zip(read(server, allowed), rows, strict=True):
-            # More ranks add up the backbone's layers in another order: measured, 2e-6 of
-            # the logprob of an id that is hardly ever drawn, 1.8e-5 at -10.6.
+            # More ranks add up the backbone's layers in another order. Measured: 2e-6
+            # of the logprob of an id that is hardly ever drawn, 1.8e-5 at -10.6.
             relative = 0 if tp_size == 1 else 5e-6
             assert row == pytest.approx(expected, abs=1e-5, rel=relative)
 

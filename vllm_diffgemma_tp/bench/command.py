@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from vllm_diffgemma_tp import cpu_engine, preflight
+from vllm_diffgemma_tp.arguments import positive_int, positive_ints
 from vllm_diffgemma_tp.bench import rank, report
 from vllm_diffgemma_tp.bench.group import remove_shared_memory
 from vllm_diffgemma_tp.bench.processes import run_ranks
 from vllm_diffgemma_tp.bench.shape import CANVAS_LENGTH, VARIANT_NAMES, BenchPlan
 from vllm_diffgemma_tp.environment import quiet_vllm
 from vllm_diffgemma_tp.errors import UserError
-from vllm_diffgemma_tp.evals.command import (
-    positive_int,
-    positive_ints,
-    terminating_like_ctrl_c,
-)
+from vllm_diffgemma_tp.evals.command import terminating_like_ctrl_c
 from vllm_diffgemma_tp.evals.server import free_port
 
 

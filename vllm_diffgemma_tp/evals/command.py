@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from vllm_diffgemma_tp import preflight
+from vllm_diffgemma_tp.arguments import positive_int, positive_ints
 from vllm_diffgemma_tp.errors import UserError
 from vllm_diffgemma_tp.evals import settings
 from vllm_diffgemma_tp.evals.config import load_config
@@ -146,22 +147,9 @@ def terminating_like_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def positive_int(text: str) -> int:
-    """A command-line value that counts something."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
-
-
 def tp_sizes(text: str) -> list[int]:
     """Comma-separated tensor-parallel sizes, the least first, each once."""
     sizes = positive_ints(text)
     if len(set(sizes)) < len(sizes):
         raise argparse.ArgumentTypeError(f"{text} names a size twice")
     return sorted(sizes)
-
-
-def positive_ints(text: str) -> list[int]:
-    """Comma-separated values that each count something."""
-    return [positive_int(part) for part in text.split(",")]

@@ -7,13 +7,9 @@ import json
 from pathlib import Path
 
 from vllm_diffgemma_tp import preflight
+from vllm_diffgemma_tp.arguments import positive_int
 from vllm_diffgemma_tp.errors import UserError
-from vllm_diffgemma_tp.evals.command import (
-    positive_int,
-    run_folder,
-    say,
-    terminating_like_ctrl_c,
-)
+from vllm_diffgemma_tp.evals.command import run_folder, say, terminating_like_ctrl_c
 from vllm_diffgemma_tp.evals.config import EvalConfig, load_config
 from vllm_diffgemma_tp.evals.data import check_data
 from vllm_diffgemma_tp.evals.paired import pairs_of
