@@ -104,7 +104,11 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"bad_words": ["a", "abc"]},
         {"bad_words": ["\ud800"]},
     ],
-    "allowed_token_ids": [{"allowed_token_ids": [0, 1], "bad_words": ["a", "b"]}],
+    "logprob_token_ids": [{"logprob_token_ids": [0, 1.0]}],
+    "allowed_token_ids": [
+        {"allowed_token_ids": [1.5]},
+        {"allowed_token_ids": [0, 1], "bad_words": ["a", "b"]},
+    ],
     "diffusion_constrained": [
         {"logprob_token_ids": [0], "bad_words": ["a"], **CONSTRAINED},
         {"logprob_token_ids": [0], "allowed_token_ids": [1], **CONSTRAINED},

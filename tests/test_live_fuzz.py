@@ -33,7 +33,13 @@ numbers = st.one_of(
     st.sampled_from([float("nan"), float("inf"), 1e308, 1e-320]),
 )
 scalars = st.one_of(
-    numbers, st.none(), st.booleans(), st.text(max_size=5), st.just("1"), st.just({})
+    numbers,
+    st.none(),
+    st.booleans(),
+    st.text(max_size=5),
+    st.sampled_from(["1", {}]),
+    # Half a surrogate pair, and what fits no 64 bits.
+    st.sampled_from(["\ud800", 10**30]),
 )
 some_ids = st.lists(st.integers(-1, 260), max_size=6)
 junk = st.one_of(scalars, st.lists(scalars, max_size=3), some_ids)

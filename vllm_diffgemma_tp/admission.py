@@ -112,6 +112,10 @@ def refuse(params: SamplingParams, vocab_size: int, tokenizer: Any) -> None:
             raise _refusal(name, f"is not known; the diffusion arguments are {known}.")
     if not all(map(math.isfinite, (params.logit_bias or {}).values())):
         raise _refusal("logit_bias", "must be finite: -100 is as good as -inf.")
+    for name in ("allowed_token_ids", "logprob_token_ids"):
+        # Over HTTP they are; `LLM.generate` takes them as they come.
+        if not all(isinstance(i, int) for i in getattr(params, name) or ()):
+            raise _refusal(name, "must be integers.")
     banned = _banned_ids(params, tokenizer)
     _refuse_empty_vocabulary(params, vocab_size, banned)
 
