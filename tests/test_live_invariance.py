@@ -77,9 +77,9 @@ def untrained_requests(count: int, first_seed: int = 0) -> list[Request]:
 
 
 def answers(server: Server, requests: Sequence[Request]) -> Answers:
-    """The token ids of every answer; the order of arrival is another at every T."""
+    """The token ids of every answer; the order of arrival is another every time."""
     order = list(range(len(requests)))
-    random.Random(server.tensor_parallel_size).shuffle(order)
+    random.shuffle(order)
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         replies = pool.map(lambda index: complete(server, **requests[index]), order)
         found = dict(zip(order, replies, strict=True))
@@ -160,7 +160,8 @@ def test_untrained_weights_give_one_ranks_answers(
     assert len(differing(answers(server, moved), untrained.answers[:8])) == 8
 
 
-@pytest.mark.parametrize("tp_size", [2, 4])
+# At T = 1 in another order, and while the server that was asked first still runs.
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
 def test_trained_weights_give_one_ranks_answers(
     live_servers: LiveServers, trained: OneRank, tp_size: int
 ) -> None:
