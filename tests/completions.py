@@ -12,6 +12,8 @@ from typing import Any
 
 from vllm_diffgemma_tp.evals.server import Server
 
+PROMPT = "Question: Ana has 12 pens and buys 7 more. How many has she?\nAnswer:"
+
 
 def complete(server: Server, prompt: str | list[int], **settings: Any) -> Any:
     """The one choice with which ``/v1/completions`` answers ``prompt``.

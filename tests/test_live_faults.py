@@ -14,13 +14,12 @@ from typing import Any
 
 import psutil
 import pytest
-from completions import complete, events, post
+from completions import PROMPT, complete, events, post
 from conftest import LiveServers
 from plugin_folder import install
 
 from vllm_diffgemma_tp.evals.server import HOST, Server, group_members
 
-PROMPT = "Question: Ana has 12 pens and buys 7 more. How many has she?\nAnswer:"
 # A request that asks for this many denoising steps is the one to break: its logits on
 # one rank, or all that it is encoded from.
 BROKEN_STEPS, BROKEN_INPUT_STEPS = 7, 9

@@ -14,13 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from completions import complete
+from completions import PROMPT, complete
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from vllm_diffgemma_tp.evals.server import Server
 
-PROMPT = "Question: Ana has 12 pens and buys 7 more. How many has she?\nAnswer:"
 AT_ONCE = 10
 Body = dict[str, Any]
 

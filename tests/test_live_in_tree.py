@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from completions import complete
+from completions import PROMPT, complete
 from conftest import TINY_CONFIG, LiveServers
 
 from vllm_diffgemma_tp import cpu_engine
@@ -17,7 +17,6 @@ from vllm_diffgemma_tp.bench.live import InTreeServer
 from vllm_diffgemma_tp.evals.config import load_config
 from vllm_diffgemma_tp.evals.server import Server
 
-PROMPT = "Question: Ana has 12 pens and buys 7 more. How many has she?\nAnswer:"
 CANVAS = [(7 * i + 11) % 245 for i in range(32)]
 SETS = [[20, 60, 130, 200], [0, 1, 2], [244, 9]]
 

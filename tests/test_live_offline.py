@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from completions import complete
+from completions import PROMPT, complete
 from conftest import LiveServers
 from plugin_folder import install
-from test_live_faults import BREAK_LOGITS, BROKEN_STEPS, CAUSE, PROMPT
+from test_live_faults import BREAK_LOGITS, BROKEN_STEPS, CAUSE
 from test_live_requests import ALLOWED, MANY_ALLOWED, REFUSED
 
 CHECKPOINT = Path(__file__).parents[1] / "configs" / "tiny" / "checkpoint"

@@ -14,12 +14,11 @@ from typing import Any
 
 import openai
 import pytest
-from completions import complete, post, stream
+from completions import PROMPT, complete, post, stream
 from conftest import LiveServers
 
 from vllm_diffgemma_tp.evals.server import Server
 
-PROMPT = "Question: Ana has 12 pens and buys 7 more. How many has she?\nAnswer:"
 CANVAS = 32
 # On the shards of all four ranks, and two other sets.
 ALLOWED, OTHERS = [20, 60, 130, 200], [9, 10, 11]

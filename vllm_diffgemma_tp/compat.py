@@ -130,7 +130,6 @@ def refuse_what_cannot_travel() -> None:
     surrogate pair, is a 500 without a message, and the request stays registered. Can
     go when bodies bound their integers and strings.
     """
-    import msgspec
     from vllm.exceptions import VLLMValidationError
     from vllm.v1.engine.input_processor import InputProcessor
 
@@ -145,15 +144,25 @@ def refuse_what_cannot_travel() -> None:
         if params is None or not self.model_config.is_diffusion:
             return request
         values = {name: getattr(params, name) for name in params.__struct_fields__}
-        for name, value in {"request_id": request.request_id, **values}.items():
-            try:
-                msgspec.msgpack.encode(value, enc_hook=lambda _: None)
-            except (OverflowError, UnicodeEncodeError) as error:
-                raise VLLMValidationError(
-                    f"{name} holds an integer of more than 64 bits or invalid Unicode.",
-                    parameter=name,
-                ) from error
+        values["request_id"] = request.request_id
+        if not _can_travel(values):
+            name = next(name for name in values if not _can_travel(values[name]))
+            raise VLLMValidationError(
+                f"{name} holds an integer of more than 64 bits or invalid Unicode.",
+                parameter=name,
+            )
         return request
 
     process_or_refuse.refuses_what_cannot_travel = True  # type: ignore[attr-defined]
     InputProcessor.process_inputs = process_or_refuse  # type: ignore[method-assign]
+
+
+def _can_travel(value: Any) -> bool:
+    """Whether MessagePack, in which vLLM talks to its engine, can hold the value."""
+    import msgspec
+
+    try:
+        msgspec.msgpack.encode(value, enc_hook=lambda _: None)
+    except (OverflowError, UnicodeEncodeError):
+        return False
+    return True
