@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from vllm_diffgemma_tp import admission, compat, cpu_engine
+from vllm_diffgemma_tp import admission, cpu_engine
+from vllm_diffgemma_tp.compat import requests
 
 cpu_engine.arrange()
 from vllm.entrypoints.generate.beam_search.offline import (  # noqa: E402
@@ -205,7 +206,7 @@ def test_the_parameters_are_never_changed_while_vllm_looks_at_them(
         seen.append((self.temperature, self.seed, params.temperature, params.seed))
 
     monkeypatch.setattr(SamplingParams, "_validate_diffusion", look)
-    compat.honour_sampling_params()
+    requests.honour_sampling_params()
     SamplingParams._validate_diffusion(params, model(True))
     assert seen == [(1.0, None, 0.5, 3)]
 

@@ -80,7 +80,8 @@ def test_the_model_has_the_released_dimensions(text_config: dict[str, Any]) -> N
         "final_logit_softcapping": 30.0,
         "sliding_window": 1024,
         "layer_types": ["sliding_attention", "full_attention"],
-        "per_layer_config": {"1": {"head_dim": 512, "num_key_value_heads": 2}},
+        "global_head_dim": 512,
+        "num_global_key_value_heads": 2,
     }
     assert {name: text_config[name] for name in released} == released
 

@@ -36,20 +36,6 @@ CONFINED = VocabEdits(allowed=(3, 60, 70, 130, 200))
 WEIGHT = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(5))
 
 
-class StubSamplingStates:
-    """vLLM's, as far as the scores ask it; the real one needs a worker's memory."""
-
-    def __init__(self) -> None:
-        self.top_k: int | None = None
-
-    def get_top_k_top_p(
-        self, row_slots: torch.Tensor, slots_np: np.ndarray
-    ) -> tuple[torch.Tensor | None, None]:
-        if self.top_k is None:
-            return None, None
-        return torch.full_like(row_slots, self.top_k), None
-
-
 class NoLogprobs:
     """Stands in for CanvasLogprobs where nobody asks for logprobs."""
 
@@ -79,7 +65,6 @@ class Rig:
         weight = local_weight(WEIGHT, shard)
         states = CanvasStates(SLOTS, CANVAS, HIDDEN, torch.float32, torch.device("cpu"))
         seeds = RequestSeeds(engine_seed=11)
-        sampling_states = StubSamplingStates()
         for slot, choice in enumerate(options):
             states.add_request(slot, seeds.assign(f"request {slot}", None), 0)
             states.set_options(slot, choice)
@@ -95,7 +80,7 @@ class Rig:
         )
         workspace = Workspace(plan, weight.dtype, weight.device)
         sampler = DiffusionSampler(
-            sampling_states=sampling_states,
+            sampling_states=None,
             req_states=SimpleNamespace(draft_tokens=drafts),
             canvas_states=states,
             schedule=DenoisingSchedule(
@@ -108,7 +93,6 @@ class Rig:
                 shard,
                 collectives,
                 workspace,
-                sampling_states,
                 states.options,
             ),
             logprobs=NoLogprobs(),  # type: ignore[arg-type]
@@ -307,8 +291,8 @@ def test_top_k_keeps_the_sample_within_the_k_best(tp_size: int) -> None:
     group = Ranks(tp_size)
 
     def rank_main(rank: int, collectives: ShardCollectives) -> torch.Tensor:
-        rig = Rig.of_rank(collectives, rank, tp_size)
-        rig.sampler.sampling_states.top_k = 1
+        options = (CanvasOptions(CANVAS, MAX_STEPS, top_k=1),)
+        rig = Rig.of_rank(collectives, rank, tp_size, options)
         rig.prefill(0)
         rig.step(0)
         # With one id left, entropy is 0: every position is accepted at once.

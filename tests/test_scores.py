@@ -56,23 +56,14 @@ def batch_scores(
     shard = shard or shards(VOCAB, 1)[0]
     head, hidden = inputs(dtype)
     plan = TilePlan(ROWS, HIDDEN, shard.rows_per_rank, rows=3, ids=64, whole_rows=3)
-    row_k = None
-    if top_k is not None:
-        row_k = torch.tensor([top_k] * CANVAS + [VOCAB] * CANVAS)
     scores = OwnedScores(
         local_weight(head[:VOCAB], shard),
         SOFTCAP,
         shard,
         collectives or no_collectives(),
         Workspace(plan, dtype, torch.device("cpu")),
-        SimpleNamespace(
-            get_top_k_top_p=lambda rows, slots: (
-                None if row_k is None or slots.tolist() == [1] else row_k,
-                None,
-            )
-        ),
         {
-            0: CanvasOptions(CANVAS, 1, min_p=min_p, edits=edits),
+            0: CanvasOptions(CANVAS, 1, min_p=min_p, top_k=top_k or 0, edits=edits),
             1: CanvasOptions(CANVAS, 1),
         },
     )

@@ -141,11 +141,9 @@ def canvas_logprobs(
                 shard=own[rank],
                 collectives=collectives if tp_size > 1 else no_collectives(),
                 options={SLOT: SimpleNamespace(read_only=False)},
-                sampling_states=SimpleNamespace(
-                    num_logprobs=np.array([-1, -1, num_logprobs])
-                ),
                 workspace=SimpleNamespace(plan=SimpleNamespace(whole_rows=3)),
             ),  # type: ignore[arg-type]
+            SimpleNamespace(num_logprobs=np.array([-1, -1, num_logprobs])),
             token_ids_state,
             logits_mode,
         )

@@ -17,11 +17,12 @@ def register() -> None:
     own class is the point.
 
     Raises:
-        RuntimeError: the installed vLLM is outside the supported range.
+        RuntimeError: the installed vLLM is not supported.
     """
-    from vllm_diffgemma_tp import admission, broken_requests, compat
+    from vllm_diffgemma_tp import admission, broken_requests
+    from vllm_diffgemma_tp.compat.versions import require_supported_vllm
 
-    compat.require_supported_vllm()
+    require_supported_vllm()
     admission.install()
     broken_requests.install()
 

@@ -5,7 +5,7 @@
 What reaches a worker and cannot be served there would end the whole server, and what
 is ignored there would mislead its client, so both are refused before. vLLM's own
 checks run as well, less the one that refuses what the sharded sampler honours (see
-``compat.honour_sampling_params``).
+``compat.requests``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from vllm_diffgemma_tp import compat
+from vllm_diffgemma_tp.compat import requests
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -51,9 +51,9 @@ def install() -> None:
 
     if getattr(SamplingParams.verify, "asks_plugin", False):
         return
-    compat.honour_sampling_params()
-    compat.refuse_malformed_bodies()
-    compat.refuse_what_cannot_travel()
+    requests.honour_sampling_params()
+    requests.refuse_malformed_bodies()
+    requests.refuse_what_cannot_travel()
     verify = SamplingParams.verify
 
     @functools.wraps(verify)
@@ -110,6 +110,8 @@ def refuse(params: SamplingParams, vocab_size: int, tokenizer: Any) -> None:
         if name.startswith(_DIFFUSION_PREFIX) and name not in _DIFFUSION_ARGS:
             known = ", ".join(sorted(_DIFFUSION_ARGS))
             raise _refusal(name, f"is not known; the diffusion arguments are {known}.")
+        if name.startswith(_DIFFUSION_PREFIX) and not requests.has_diffusion_args():
+            raise _refusal(name, "needs vLLM 0.31 or later.")
     if not all(map(math.isfinite, (params.logit_bias or {}).values())):
         raise _refusal("logit_bias", "must be finite: -100 is as good as -inf.")
     for name in ("allowed_token_ids", "logprob_token_ids"):

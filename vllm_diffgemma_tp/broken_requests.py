@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
 from vllm_diffgemma_tp import kv_clearing
+from vllm_diffgemma_tp.compat.requests import generation_error
 from vllm_diffgemma_tp.faults import Fault
 
 
 def install() -> None:
     """Make vLLM's scheduler and output processor heed faults; re-entrant."""
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.async_llm import InputStreamError
     from vllm.v1.engine.output_processor import RequestState
 
     update = Scheduler.update_from_output
@@ -58,7 +59,8 @@ def install() -> None:
     ) -> Any:
         failed = finish_reason is not None and str(finish_reason) == "error"
         if failed and isinstance(stop_reason, str) and self.queue is not None:
-            self.queue.put(_error(stop_reason))
+            # The wrapper in which the engine client passes on an error as it is.
+            self.queue.put(InputStreamError(generation_error(stop_reason)))
             return None
         return make_output(
             self,
@@ -78,11 +80,11 @@ def _end(scheduler: Any, faults: Mapping[str, Fault], outputs: Any) -> None:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
     from vllm.v1.request import RequestStatus
 
-    for req_id in faults:
-        if req_id in scheduler.requests:
-            kv_clearing.set_aside(scheduler, req_id)
-    ended = scheduler.finish_requests(list(faults), RequestStatus.FINISHED_ERROR)
-    for request in ended:
+    broken = [scheduler.requests[req] for req in faults if req in scheduler.requests]
+    for request in broken:
+        kv_clearing.set_aside(scheduler, request.request_id)
+    scheduler.finish_requests(list(faults), RequestStatus.FINISHED_ERROR)
+    for request in broken:
         step = outputs.setdefault(request.client_index, EngineCoreOutputs())
         step.outputs.append(
             EngineCoreOutput(
@@ -94,16 +96,3 @@ def _end(scheduler: Any, faults: Mapping[str, Fault], outputs: Any) -> None:
                 trace_headers=request.trace_headers,
             )
         )
-
-
-def _error(message: str) -> Exception:
-    from vllm.exceptions import GenerationError, GracefulHTTPError
-
-    # The engine client passes on the second kind as it is, wherever it is raised; the
-    # streaming endpoints make an error event of the first.
-    class NonFiniteLogitsError(GenerationError, GracefulHTTPError):
-        def __init__(self) -> None:
-            GracefulHTTPError.__init__(self, message, HTTPStatus.INTERNAL_SERVER_ERROR)
-            self.status_code = HTTPStatus.INTERNAL_SERVER_ERROR
-
-    return NonFiniteLogitsError()

@@ -11,6 +11,8 @@ import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
+from vllm_diffgemma_tp.compat.steps import canvas_widths
+
 
 @dataclass(frozen=True)
 class CanvasBatch:
@@ -41,9 +43,8 @@ class CanvasBatch:
 
     @classmethod
     def of_input(cls, input_batch: InputBatch, canvas_length: int) -> CanvasBatch:
-        num_reqs = input_batch.num_reqs
         device = input_batch.idx_mapping.device
-        rows_np = np.diff(input_batch.cu_num_logits_np[: num_reqs + 1])
+        rows_np = canvas_widths(input_batch)
         index_np = np.flatnonzero(rows_np)
         slots_np = input_batch.idx_mapping_np[index_np].astype(np.int64)
         widths_np = rows_np[index_np].astype(np.int64)

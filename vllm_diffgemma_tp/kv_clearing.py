@@ -12,7 +12,6 @@ models. Here it does for the blocks of broken requests alone.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from typing import Any
 
 _WAITING = "_blocks_of_broken_requests"
@@ -37,17 +36,19 @@ def install_in_scheduler() -> None:
     """Let vLLM's scheduler send the workers the blocks to clear."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    to_zero = Scheduler._get_new_block_ids_to_zero
+    schedule = Scheduler.schedule
 
-    @functools.wraps(to_zero)
-    def to_zero_and_clear(self: Scheduler) -> list[int] | None:
-        ids: Iterable[int] = to_zero(self) or ()
+    @functools.wraps(schedule)
+    def schedule_and_clear(self: Scheduler, *args: Any, **kwargs: Any) -> Any:
+        output = schedule(self, *args, **kwargs)
         waiting: set[int] = getattr(self, _WAITING, set())
         if waiting:
             setattr(self, _WAITING, set())
-        return [*ids, *waiting] or None
+            to_zero = output.new_block_ids_to_zero or ()
+            output.new_block_ids_to_zero = [*to_zero, *waiting]
+        return output
 
-    Scheduler._get_new_block_ids_to_zero = to_zero_and_clear  # type: ignore
+    Scheduler.schedule = schedule_and_clear  # type: ignore[method-assign]
 
 
 def install_in_worker() -> None:

@@ -23,14 +23,20 @@ class CanvasLogprobs:
     """Logprobs of canvases that are finished and not emitted yet, by slot."""
 
     def __init__(
-        self, scores: OwnedScores, token_ids_state: Any, logits_mode: bool
+        self,
+        scores: OwnedScores,
+        sampling_states: Any,
+        token_ids_state: Any,
+        logits_mode: bool,
     ) -> None:
         """Args:
         scores: What the sampler samples from.
+        sampling_states: vLLM's ``SamplingStates``.
         token_ids_state: vLLM's ``LogprobTokenIdsState``.
         logits_mode: Report logits instead of logprobs (``--logprobs-mode``).
         """
         self.scores = scores
+        self.sampling_states = sampling_states
         self.token_ids_state = token_ids_state
         self.logits_mode = logits_mode
         self._pending: dict[int, LogprobsTensors] = {}
@@ -94,7 +100,7 @@ class CanvasLogprobs:
 
     def _num_logprobs(self, slot: int) -> int:
         """Top logprobs asked for; -1 for none, not even the emitted token's."""
-        return int(self.scores.sampling_states.num_logprobs[slot])
+        return int(self.sampling_states.num_logprobs[slot])
 
     def _num_token_ids(self, slot: int) -> int:
         return int(self.token_ids_state.max_num_token_ids(np.array([slot])))

@@ -24,6 +24,7 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_diffgemma_tp import kv_clearing
 from vllm_diffgemma_tp.canvas_batch import CanvasBatch
+from vllm_diffgemma_tp.compat.steps import drop_in_tree_states
 from vllm_diffgemma_tp.logprobs import CanvasLogprobs
 from vllm_diffgemma_tp.memory_line import format_buffers_line
 from vllm_diffgemma_tp.sampler import DiffusionSampler
@@ -64,7 +65,7 @@ class VocabShardedModelState(DiffusionGemmaModelState):
             dtype=self._inputs_embeds_buf.dtype,
             device=self.device,
         )
-        del model.diffusion_states
+        drop_in_tree_states(model)
         self.request_seeds = RequestSeeds(
             vllm_config.model_config.seed,
             # Unlike the rank it counts the engines of dense models too.
@@ -106,7 +107,6 @@ class VocabShardedModelState(DiffusionGemmaModelState):
             shard=shard,
             collectives=collectives,
             workspace=workspace,
-            sampling_states=sampler.sampling_states,
             options=self.diffusion_states.options,
         )
         sampling = DiffusionSampler(
@@ -124,6 +124,7 @@ class VocabShardedModelState(DiffusionGemmaModelState):
             scores=scores,
             logprobs=CanvasLogprobs(
                 scores,
+                sampler.sampling_states,
                 sampler.logprob_token_ids_state,
                 logits_mode=sampler.logprobs_mode.endswith("logits"),
             ),
@@ -209,6 +210,8 @@ def _options(params: Any, canvas_length: int, max_steps: int) -> CanvasOptions:
         read_only=bool(extra.get("diffusion_read_only")),
         temperature=params.temperature,
         min_p=params.min_p,
+        top_k=max(params.top_k, 0),
+        top_p=params.top_p,
         edits=VocabEdits(
             allowed=None if allowed is None else tuple(sorted(set(allowed))),
             # One token each: admission refuses longer ones.

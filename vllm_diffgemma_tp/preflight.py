@@ -23,10 +23,10 @@ def check_vllm() -> None:
     """An importable vLLM in the supported range."""
     if importlib.util.find_spec("vllm") is None:
         raise UserError("vLLM is not installed: install it beside this plugin first.")
-    from vllm_diffgemma_tp import compat
+    from vllm_diffgemma_tp.compat.versions import require_supported_vllm
 
     try:
-        compat.require_supported_vllm()
+        require_supported_vllm()
     except RuntimeError as error:
         raise UserError(str(error)) from error
     except Exception as error:

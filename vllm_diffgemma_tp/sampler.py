@@ -23,6 +23,7 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm_diffgemma_tp import lockstep
 from vllm_diffgemma_tp.canvas_batch import CanvasBatch
 from vllm_diffgemma_tp.canvas_log import CanvasLog
+from vllm_diffgemma_tp.compat.steps import canvas_widths, sampling_params_of
 from vllm_diffgemma_tp.faults import Fault
 from vllm_diffgemma_tp.logprobs import CanvasLogprobs
 from vllm_diffgemma_tp.sampling.canvas_step import accept_mask
@@ -61,7 +62,8 @@ class DiffusionSampler:
         self.canvas_log = CanvasLog.of_rank(vocab_step.shard.rank)
         self.checks_lockstep = vocab_step.shard.tp_size > 1 and lockstep.is_enabled()
 
-    def add_request(self, slot: int, sampling_params: Any) -> None:
+    def add_request(self, slot: int, *arguments: Any) -> None:
+        sampling_params = sampling_params_of(*arguments)
         self.sampling_states.add_request(slot, sampling_params)
         self.logprobs.add_request(slot, sampling_params)
 
@@ -78,7 +80,7 @@ class DiffusionSampler:
         """Denoise every canvas of the batch by one step.
 
         Args:
-            hidden_states: Of the canvas positions, ``[rows, hidden]``; no rows in a
+            hidden_states: Of the canvas positions, ``[rows, hidden]``. Not read in a
                 step that only encodes prompts.
             input_batch: The runner's batch.
             draft_logits: Not used; part of the runner's interface.
@@ -108,7 +110,7 @@ class DiffusionSampler:
 
         lengths_np = np.stack(
             [
-                np.diff(input_batch.cu_num_logits_np[: num_reqs + 1]),
+                canvas_widths(input_batch),
                 np.diff(input_batch.query_start_loc_np[: num_reqs + 1]),
             ]
         ).astype(np.int32)
@@ -136,7 +138,7 @@ class DiffusionSampler:
             + input_batch.num_scheduled_tokens[:num_reqs]
             >= input_batch.prefill_len_np[:num_reqs]
         )
-        without_canvas = np.diff(input_batch.cu_num_logits_np[: num_reqs + 1]) == 0
+        without_canvas = canvas_widths(input_batch) == 0
         slots_np = input_batch.idx_mapping_np[:num_reqs][encoded & without_canvas]
         if len(slots_np) == 0:
             return

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
+from vllm.utils.torch_utils import async_tensor_h2d
 
 from vllm_diffgemma_tp.canvas_batch import CanvasBatch
 from vllm_diffgemma_tp.sampling.block_stats import block_size_for
@@ -34,8 +34,7 @@ class OwnedScores:
             for no softcap.
         shard, collectives: Of the tensor-parallel group.
         workspace: The buffers logits are made in.
-        sampling_states: vLLM's, for top-k and top-p.
-        options: Of the requests in each slot, for edits and min-p.
+        options: Of the requests in each slot, for edits and filters.
     """
 
     head: torch.Tensor
@@ -43,7 +42,6 @@ class OwnedScores:
     shard: VocabShard
     collectives: ShardCollectives
     workspace: Workspace
-    sampling_states: Any
     options: dict[int, CanvasOptions]
     # Made once for as long as a request of the batch has them.
     _edits: dict[VocabEdits, OwnedEdits] = field(default_factory=dict)
@@ -58,46 +56,35 @@ class OwnedScores:
             batch: The requests the rows belong to.
             temperature: ``[rows]`` fp32.
         """
-        top_k, top_p = self.sampling_states.get_top_k_top_p(
-            batch.row_slots, batch.slots_np
-        )
-        min_p_np = np.array([self.options[s].min_p for s in batch.slots_np.tolist()])
-        min_p = None
-        if min_p_np.any():
-            rows = np.repeat(min_p_np.astype(np.float32), batch.widths_np)
-            min_p = torch.from_numpy(rows).to(hidden_states.device)
-        filtered = min_p_np > 0
-        if top_k is not None or top_p is not None:
-            filtered |= self._has_top_k_or_top_p(batch)
+        options = [self.options[slot] for slot in batch.slots_np.tolist()]
+        vocab_size = self.shard.vocab_size
+        top_k_np = np.array([min(o.top_k or vocab_size, vocab_size) for o in options])
+        top_p_np = np.array([o.top_p for o in options], dtype=np.float32)
+        min_p_np = np.array([o.min_p for o in options], dtype=np.float32)
+        has_k, has_p, has_min_p = top_k_np < vocab_size, top_p_np < 1, min_p_np > 0
+
+        def per_row(values_np: np.ndarray, asked_np: np.ndarray) -> torch.Tensor | None:
+            if not asked_np.any():
+                return None
+            rows = np.repeat(values_np, batch.widths_np)
+            return async_tensor_h2d(rows, device=hidden_states.device)
+
         # The distinct edits, and which of them each request has.
         distinct: dict[VocabEdits, int] = {}
         edits_np = np.array(
-            [
-                distinct.setdefault(self.options[slot].edits, len(distinct))
-                for slot in batch.slots_np.tolist()
-            ]
+            [distinct.setdefault(choice.edits, len(distinct)) for choice in options]
         )
         return BatchScores(
             self,
             hidden_states,
             temperature,
-            top_k,
-            top_p,
-            min_p,
-            filtered=np.repeat(filtered, batch.widths_np),
+            per_row(top_k_np, has_k),
+            per_row(top_p_np, has_p),
+            per_row(min_p_np, has_min_p),
+            filtered=np.repeat(has_k | has_p | has_min_p, batch.widths_np),
             edits=self._owned_edits(distinct),
             edits_of_row=np.repeat(edits_np, batch.widths_np),
         )
-
-    def _has_top_k_or_top_p(self, batch: CanvasBatch) -> np.ndarray:
-        """Which requests have top-k or top-p, ``[requests]`` bool."""
-        # vLLM decides on the host; an index of no rows asks just for that.
-        nothing = batch.row_slots[:0]
-        asked = [
-            self.sampling_states.get_top_k_top_p(nothing, batch.slots_np[i : i + 1])
-            for i in range(len(batch.slots_np))
-        ]
-        return np.array([k is not None or p is not None for k, p in asked])
 
     def _owned_edits(self, distinct: Iterable[VocabEdits]) -> list[OwnedEdits]:
         """This rank's part of the distinct edits, in their order."""

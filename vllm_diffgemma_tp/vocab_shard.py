@@ -81,13 +81,16 @@ class VocabShard:
             ValueError: If the metadata contradict each other.
         """
         indices = embedding.shard_indices
+        rows_per_rank = (
+            indices.padded_org_vocab_end_index - indices.padded_org_vocab_start_index
+        )
         return cls(
             start=indices.org_vocab_start_index,
             end=indices.org_vocab_end_index,
-            rows_per_rank=indices.padded_org_vocab_end_index
-            - indices.padded_org_vocab_start_index,
+            rows_per_rank=rows_per_rank,
             vocab_size=embedding.org_vocab_size,
-            rank=embedding.tp_rank,
+            # To vLLM 0.25 the embedding does not keep its rank.
+            rank=indices.padded_org_vocab_start_index // rows_per_rank,
             tp_size=embedding.tp_size,
         )
 

@@ -71,6 +71,7 @@ def main() -> None:
     checkpoint = TINY / "checkpoint"
     tokenizer = PreTrainedTokenizerFast.from_pretrained(checkpoint)
     config(tokenizer).save_pretrained(FOLDER)
+    tiny.write_as_older_transformers(FOLDER)
     generation = tiny.generation_config(tokenizer)
     generation.max_new_tokens = CANVAS_LENGTH
     generation.save_pretrained(FOLDER)

@@ -8,6 +8,9 @@ experts beside the shared MLP, logit softcap, tied embeddings, self-conditioning
 Widths are multiples of 32 a rank at T = 4, which vLLM's CPU kernels ask for.
 """
 
+import json
+from pathlib import Path
+
 import torchvision_ops  # noqa: F401  (must precede transformers' vision imports)
 from transformers import (
     DiffusionGemmaConfig,
@@ -77,6 +80,23 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> DiffusionGemmaConfig:
         architectures=["DiffusionGemmaForBlockDiffusion"],
         dtype="float32",
     )
+
+
+def write_as_older_transformers(folder: Path) -> None:
+    """Let transformers 5.12, and with it vLLM to 0.27, read a saved config.
+
+    Later ones write what differs in the full layers layer by layer, and call the vision
+    tower's rotary embedding "axial". They read the older form too.
+    """
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    text = config["text_config"]
+    (full,) = {json.dumps(own) for own in text.pop("per_layer_config").values()}
+    own = json.loads(full)
+    text["global_head_dim"] = own.get("head_dim", text["head_dim"])
+    text["num_global_key_value_heads"] = own["num_key_value_heads"]
+    config["vision_config"]["rope_parameters"]["rope_type"] = "default"
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def generation_config(

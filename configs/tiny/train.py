@@ -23,7 +23,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from denoising import batches, denoising_loss
-from model import CANVAS_LENGTH, generation_config, model_config, processor
+from model import (
+    CANVAS_LENGTH,
+    generation_config,
+    model_config,
+    processor,
+    write_as_older_transformers,
+)
 from muon import Muon
 from problems import EVEN_MIX, TWO_STEP_MIX
 from problems import main as write_problems
@@ -119,6 +125,7 @@ def train(rank: int, rendezvous: str, output: Path) -> None:
                 )
         if rank == 0:
             model.save_pretrained(output)
+            write_as_older_transformers(output)
             processor(tokenizer).save_pretrained(output)
     dist.destroy_process_group()
 

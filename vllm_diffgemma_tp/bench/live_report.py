@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_diffgemma_tp.bench.report import aligned
+from vllm_diffgemma_tp.plan.architecture import attention_of
 
 #: Whose class a server runs; they take turns in this order.
 CLASSES = ("ours", "in_tree")
@@ -42,11 +43,11 @@ def weight_bytes_per_rank(text: dict[str, Any], tp_size: int) -> int:
     mlp = 3 * hidden * text["intermediate_size"]
     experts = text["num_experts"] * 3 * hidden * text["moe_intermediate_size"]
     sharded = text["vocab_size"] * hidden
-    for layer in range(text["num_hidden_layers"]):
-        own = {**text, **text["per_layer_config"].get(str(layer), {})}
+    for index, kind in enumerate(text["layer_types"]):
+        layer = attention_of(text, index, kind)
         # Queries and outputs; keys and values, which vLLM holds apart in all layers.
-        heads = 2 * own["num_attention_heads"] + 2 * own["num_key_value_heads"]
-        sharded += mlp + experts + hidden * own["head_dim"] * heads
+        heads = 2 * text["num_attention_heads"] + 2 * layer.kv_heads
+        sharded += mlp + experts + hidden * layer.head_dim * heads
     # vLLM gives every rank the whole self-conditioning MLP, as wide as the layers' own.
     return _BYTES_PER_WEIGHT * (sharded // tp_size + mlp)
 

@@ -153,7 +153,7 @@ def _from_config(config: Mapping[str, Any]) -> Architecture:
         hidden_size=_size(text, "hidden_size"),
         intermediate_size=_size(text, "intermediate_size"),
         num_heads=_size(text, "num_attention_heads"),
-        layers=tuple(_layer(text, i, kind) for i, kind in enumerate(kinds)),
+        layers=tuple(attention_of(text, i, kind) for i, kind in enumerate(kinds)),
         num_experts=_size(text, "num_experts") if experts else 0,
         top_k_experts=_size(text, "top_k_experts") if experts else 0,
         expert_size=_size(text, "moe_intermediate_size") if experts else 0,
@@ -178,7 +178,12 @@ def _size(config: Mapping[str, Any], key: str, largest: int = _LARGEST) -> int:
     return value
 
 
-def _layer(text: Mapping[str, Any], index: int, kind: str) -> Layer:
+def attention_of(text: Mapping[str, Any], index: int, kind: str) -> Layer:
+    """The heads of one layer of a config's ``text_config``.
+
+    transformers writes what is apart in the full layers by name, or from 5.14 on layer
+    by layer.
+    """
     full = kind == "full_attention"
     heads, width = text["num_key_value_heads"], text["head_dim"]
     if full:

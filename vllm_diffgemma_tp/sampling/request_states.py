@@ -77,6 +77,8 @@ class CanvasOptions:
         read_only: Emit on convergence and skip the commit pass.
         temperature: Multiplies the schedule's; 0 is greedy, on the schedule itself.
         min_p: Least probability an id needs, relative to the most probable one.
+        top_k: Most probable ids that are kept; 0 keeps all.
+        top_p: Least mass of the most probable ids that are kept; 1 keeps all.
         edits: Ids closed to the answer, and ids it favours.
     """
 
@@ -87,6 +89,8 @@ class CanvasOptions:
     read_only: bool = False
     temperature: float = 1.0
     min_p: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
     edits: VocabEdits = field(default_factory=VocabEdits)
 
 

