@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Written last, so that a set-up that was cut short is done again.
 SET_UP := .venv/.set-up
 
-.PHONY: setup lint test test-fast demo tiny clean
+.PHONY: setup lint test test-fast demo tiny compat compat-all clean
 
 setup: $(SET_UP)
 
@@ -45,6 +45,12 @@ demo: setup
 tiny: setup
 	$(BIN)/python configs/tiny/train.py
 
+compat: setup
+	@$(BIN)/python tests/releases $(or $(VLLM),$(error name a release: make compat VLLM=0.30.0))
+
+compat-all: setup
+	@$(BIN)/python tests/releases
+
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .compat .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

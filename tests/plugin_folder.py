@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_NAME = "break_for_tests"
+NAME = "break_for_tests"
 
 
 def install(plugin: str, folder: Path) -> dict[str, str]:
@@ -21,14 +21,12 @@ def install(plugin: str, folder: Path) -> dict[str, str]:
     Returns:
         Variables to add to the server's environment.
     """
-    (folder / f"{_NAME}.py").write_text(plugin)
-    info = folder / f"{_NAME}-0.dist-info"
+    (folder / f"{NAME}.py").write_text(plugin)
+    info = folder / f"{NAME}-0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: 0\n"
-    )
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 0\n")
     (info / "entry_points.txt").write_text(
-        f"[vllm.general_plugins]\n{_NAME} = {_NAME}:register\n"
+        f"[vllm.general_plugins]\n{NAME} = {NAME}:register\n"
     )
     inherited = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), inherited]))}

@@ -20,9 +20,9 @@ from plugin_folder import install
 
 from vllm_diffgemma_tp.evals.server import HOST, Server, group_members
 
-# A request that asks for this many denoising steps is the one to break: its logits on
-# one rank, or all that it is encoded from.
-BROKEN_STEPS, BROKEN_INPUT_STEPS = 7, 9
+# A request that asks for this temperature is the one to break: its logits on one rank,
+# or all that it is encoded from.
+BROKEN, BROKEN_INPUT = 1.75, 1.5
 BREAK_LOGITS = f"""
 def register():
     import torch
@@ -33,7 +33,7 @@ def register():
     def denoise_with_nan(self, scores, batch, *outputs):
         states, rank = self.states, self.vocab_step.shard.rank
         for slot in batch.slots_np.tolist():
-            chosen = states.options[slot].max_steps == {BROKEN_STEPS}
+            chosen = states.options[slot].temperature == {BROKEN}
             if chosen and rank == 1 and int(states.step[slot]) == 2:
                 scores.hidden_states[batch.row_slots == slot] = torch.nan
         return denoise(self, scores, batch, *outputs)
@@ -49,7 +49,7 @@ def register():
         slots = batch.idx_mapping_np[: batch.num_reqs].tolist()
         for slot, first, end in zip(slots, starts, starts[1:]):
             options = self.diffusion_states.options.get(slot)
-            if options and options.max_steps == {BROKEN_INPUT_STEPS}:
+            if options and options.temperature == {BROKEN_INPUT}:
                 inputs["inputs_embeds"][first:end] = torch.nan
         return inputs
 
@@ -79,7 +79,7 @@ def broken_request() -> dict[str, Any]:
         "prompt": PROMPT,
         "max_tokens": 64,
         "seed": 1,
-        "vllm_xargs": {"diffusion_max_steps": BROKEN_STEPS},
+        "temperature": BROKEN,
     }
 
 
@@ -114,7 +114,8 @@ def test_a_nan_of_one_of_n_answers_ends_the_request(broken_server: Server) -> No
 
 
 def test_a_nan_of_the_backbone_reaches_no_later_request(broken_server: Server) -> None:
-    prompts = [[2 + (5 * i + k) % 200 for i in range(60 + 13 * k)] for k in range(4)]
+    # Of one to four examples, so that they end anywhere in a block.
+    prompts = [f"{PROMPT} 19\n\n" * k + PROMPT for k in range(1, 5)]
 
     def answer(k: int) -> list[int]:
         ids: list[int] = complete(
@@ -124,7 +125,6 @@ def test_a_nan_of_the_backbone_reaches_no_later_request(broken_server: Server) -
             seed=k,
             ignore_eos=True,
             return_token_ids=True,
-            vllm_xargs={"diffusion_max_steps": 4},
         )["token_ids"]
         return ids
 
@@ -135,8 +135,8 @@ def test_a_nan_of_the_backbone_reaches_no_later_request(broken_server: Server) -
                 pool.submit(
                     complete,
                     broken_server,
-                    [*prompt, turn],
-                    vllm_xargs={"diffusion_max_steps": BROKEN_INPUT_STEPS},
+                    f"{prompt} {turn}",
+                    temperature=BROKEN_INPUT,
                 )
                 for prompt in prompts
             ]

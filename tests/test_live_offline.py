@@ -15,7 +15,7 @@ import pytest
 from completions import PROMPT, complete
 from conftest import LiveServers
 from plugin_folder import install
-from test_live_faults import BREAK_LOGITS, BROKEN_STEPS, CAUSE
+from test_live_faults import BREAK_LOGITS, BROKEN, CAUSE
 from test_live_requests import ALLOWED, MANY_ALLOWED, REFUSED
 
 CHECKPOINT = Path(__file__).parents[1] / "configs" / "tiny" / "checkpoint"
@@ -93,7 +93,7 @@ def test_offline_as_over_http(
     live_servers.stop()
 
     refused = {name: REFUSED[name] for name in REFUSED.keys() - NOT_OFFLINE}
-    broken = {"seed": 1, "extra_args": {"diffusion_max_steps": BROKEN_STEPS}}
+    broken = {"seed": 1, "temperature": BROKEN}
     order = {
         "tp": tp_size,
         "model": str(CHECKPOINT),

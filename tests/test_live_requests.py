@@ -17,7 +17,11 @@ import pytest
 from completions import PROMPT, complete, post, stream
 from conftest import LiveServers
 
+from vllm_diffgemma_tp import cpu_engine
 from vllm_diffgemma_tp.evals.server import Server
+
+cpu_engine.arrange()
+from vllm_diffgemma_tp.compat.requests import has_diffusion_args  # noqa: E402
 
 CANVAS = 32
 # On the shards of all four ranks, and two other sets.
@@ -92,6 +96,10 @@ REFUSED: dict[str, Body] = {
     "diffusion_pinned": {"vllm_xargs": {"diffusion_pinned": [0]}},
 }
 
+# vLLM to 0.30 has no arguments for the denoising itself.
+if not has_diffusion_args():
+    REQUESTS = {k: body for k, body in REQUESTS.items() if "vllm_xargs" not in body}
+
 pytestmark = pytest.mark.live
 
 
@@ -142,7 +150,9 @@ def test_the_same_text_as_at_one_rank(
     assert differing == []
 
 
-@pytest.mark.parametrize("name", ["logprobs", "logprob_token_ids", "constrained"])
+@pytest.mark.parametrize(
+    "name", sorted({"logprobs", "logprob_token_ids", "constrained"} & REQUESTS.keys())
+)
 def test_the_same_logprobs_as_at_one_rank(
     answers: dict[str, Any], one_rank: dict[str, Any], name: str
 ) -> None:
@@ -155,6 +165,7 @@ def test_the_same_logprobs_as_at_one_rank(
         assert row == pytest.approx(expected, abs=2e-2, rel=2e-2)
 
 
+@pytest.mark.skipif("hot" not in REQUESTS, reason="needs diffusion_max_steps")
 def test_a_seed_is_the_draw(answers: dict[str, Any]) -> None:
     assert ids(answers, "hot") != ids(answers, "hot, another seed")
     first, second = (each["token_ids"] for each in answers["hot, n"])
@@ -164,10 +175,6 @@ def test_a_seed_is_the_draw(answers: dict[str, Any]) -> None:
 
 
 def test_the_answer_keeps_to_what_was_asked(answers: dict[str, Any]) -> None:
-    assert set(ids(answers, "allowed_token_ids")) <= set(ALLOWED)
-    assert set(ids(answers, "many allowed")) <= set(MANY_ALLOWED)
-    assert set(ids(answers, "constrained")) <= set(ALLOWED)
-    assert set(ids(answers, "constrained to others")) <= set(OTHERS)
     assert set(ids(answers, "logit_bias")) == {200}
     assert "7" in answers["seed"][0]["text"]
     assert "7" not in answers["bad_words"][0]["text"]
@@ -180,6 +187,14 @@ def test_the_answer_keeps_to_what_was_asked(answers: dict[str, Any]) -> None:
     echo = answers["echo"][0]["text"]
     assert echo.startswith("Question: Ana has 12 pens")
     assert echo.endswith(answers["seed"][0]["text"])
+
+
+@pytest.mark.skipif("hot" not in REQUESTS, reason="needs diffusion_max_steps")
+def test_the_canvas_keeps_to_what_was_asked(answers: dict[str, Any]) -> None:
+    assert set(ids(answers, "allowed_token_ids")) <= set(ALLOWED)
+    assert set(ids(answers, "many allowed")) <= set(MANY_ALLOWED)
+    assert set(ids(answers, "constrained")) <= set(ALLOWED)
+    assert set(ids(answers, "constrained to others")) <= set(OTHERS)
     assert len(ids(answers, "seed_canvas and pinned")) == CANVAS
     assert len(ids(answers, "canvas_length")) == 20
 

@@ -54,11 +54,14 @@ class InTreeServer(Server):
 
     ``vllm-diffgemma-tp serve`` would refuse to, so this is ``vllm serve``, which finds
     the CPU engine arranged through its environment.
+
+    Args:
+        plugins: The vLLM plugins that it loads all the same; ours must not be one.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, plugins: str = "none", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._env["VLLM_PLUGINS"] = "none"
+        self._env["VLLM_PLUGINS"] = plugins
         serve = self.command.index("serve")
         entry = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
         self.command = [*entry, *self.command[serve:]]

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""What vLLM's own class does with a few requests, release by release.
+
+Run as a script by the Python of a release's environment, it asks them of vLLM's own
+class, one of them of this project's too, and writes a JSON file. All of this project's
+answers are in `test_live_release.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import sys
+import tempfile
+import urllib.error
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1]
+sys.path.insert(0, str(TESTS))
+from completions import PROMPT, complete  # noqa: E402
+from conftest import TINY_CONFIG  # noqa: E402
+from plugin_folder import NAME, install  # noqa: E402
+
+from vllm_diffgemma_tp import cpu_engine  # noqa: E402
+from vllm_diffgemma_tp.bench.live import InTreeServer  # noqa: E402
+from vllm_diffgemma_tp.errors import UserError  # noqa: E402
+from vllm_diffgemma_tp.evals.config import load_config  # noqa: E402
+from vllm_diffgemma_tp.evals.server import Server, telling_line  # noqa: E402
+from vllm_diffgemma_tp.liveness import format_live_line  # noqa: E402
+
+ALLOWED = [20, 60, 130, 200]
+BIASED = 200
+ANSWERED, IGNORED, REFUSED = "answered", "ignored", "refused"
+FAILED, ENDED = "failed", "ended the server"
+
+# vLLM 0.25 to 0.30 asks how much device memory is free, which its CPU platform does not
+# say. Only with an answer can its own class be asked anything there.
+REPORT_FREE_MEMORY = """
+def register():
+    from vllm.platforms import current_platform
+    if getattr(current_platform, "mem_get_info", None) is None:
+        type(current_platform).mem_get_info = lambda *_: (2**30, 2**30)
+"""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One request.
+
+    Attributes:
+        name: As the README's table says it.
+        tp_size: T of the server that is asked.
+        body: Of ``/v1/completions``, beside the prompt.
+        honoured: Whether an answer's ids are what was asked for.
+        refused: Whether this project answers it with a 400.
+        needs_diffusion_args: Whether vLLM to 0.30 does not know it.
+    """
+
+    name: str
+    tp_size: int
+    body: dict[str, Any]
+    honoured: Callable[[list[int]], bool] = bool
+    refused: bool = False
+    needs_diffusion_args: bool = False
+
+
+#: In the order in which a server is asked: what may end it comes last.
+PROBES = (
+    Probe("any request at T = 1", 1, {}),
+    Probe("`seed`", 1, {"seed": 1}),
+    Probe("`temperature` 0", 1, {"temperature": 0}),
+    Probe(
+        "`logit_bias`",
+        1,
+        {"logit_bias": {str(BIASED): 50}},
+        honoured=lambda ids: set(ids) == {BIASED},
+    ),
+    Probe("`prompt_logprobs`", 1, {"prompt_logprobs": 1}, refused=True),
+    Probe("any request at T = 2", 2, {}),
+    Probe(
+        "`diffusion_constrained` at T = 2",
+        2,
+        {
+            "logprobs": len(ALLOWED),
+            "logprob_token_ids": ALLOWED,
+            "vllm_xargs": {"diffusion_constrained": 1, "diffusion_max_steps": 2},
+        },
+        honoured=lambda ids: set(ids) <= set(ALLOWED),
+        needs_diffusion_args=True,
+    ),
+)
+
+
+def outcome(server: Server, probe: Probe) -> str:
+    """What comes of a request: one of the words above."""
+    # vLLM's own class takes no other temperature, and its default may be another.
+    body = {"max_tokens": 32, "temperature": 1.0, "return_token_ids": True}
+    try:
+        choice = complete(server, PROMPT, **body | probe.body)
+    except urllib.error.HTTPError as error:
+        if error.code < 500:
+            return REFUSED
+    except (OSError, HTTPException):
+        pass
+    else:
+        return ANSWERED if probe.honoured(choice["token_ids"]) else IGNORED
+    return FAILED if server.wait(20) is None else ENDED
+
+
+def ask_in_tree(probes: Iterable[Probe], tp_size: int, folder: Path) -> dict[str, Any]:
+    """Outcome, and the telling line of the log, of each probe at this T."""
+    config = load_config(TINY_CONFIG)
+    cpu_engine.arrange(tp_size)
+    plugin = folder / "plugin"
+    plugin.mkdir()
+    env = install(REPORT_FREE_MEMORY, plugin)
+    server = InTreeServer(
+        str(config.model_name),
+        tp_size,
+        folder / "server.log",
+        config.server_arguments,
+        env | {"VLLM_CACHE_ROOT": str(folder / "cache")},
+        config.startup_max_wait_seconds,
+        plugins=NAME,
+    )
+    found: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(server)
+        except UserError:
+            return {probe.name: _found(ENDED, server) for probe in probes}
+        for probe in probes:
+            if ENDED in (last["outcome"] for last in found.values()):
+                break
+            found[probe.name] = _found(outcome(server, probe), server)
+    return found
+
+
+def ask_ours(folder: Path) -> dict[str, str]:
+    """What this project's class says of itself at T = 2, and its first answer."""
+    config = load_config(TINY_CONFIG)
+    with Server(
+        str(config.model_name),
+        2,
+        folder / "server.log",
+        config.server_arguments,
+        {"VLLM_CACHE_ROOT": str(folder / "cache")},
+        config.startup_max_wait_seconds,
+    ) as server:
+        last = max(server.assert_plugin_live(), key=lambda live: live.rank)
+        answer = complete(server, PROMPT, max_tokens=32, seed=1)["text"]
+        return {"live_line": format_live_line(last), "answer": answer}
+
+
+def _found(word: str, server: Server) -> dict[str, str]:
+    line = telling_line(server.log) if word in (FAILED, ENDED) else ""
+    # Without what a terminal makes colours of.
+    line = re.sub(r"\x1b\[[0-9;]*m", "", line)
+    return {"outcome": word, "line": line}
+
+
+def main() -> None:
+    """Ask all that this release knows, and write what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("result", type=Path)
+    path = parser.parse_args().result
+    cpu_engine.arrange()
+    from vllm_diffgemma_tp.compat.requests import has_diffusion_args
+
+    known = has_diffusion_args()
+    in_tree: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for tp_size in (1, 2):
+            probes = [
+                probe
+                for probe in PROBES
+                if probe.tp_size == tp_size
+                and (known or not probe.needs_diffusion_args)
+            ]
+            own = Path(folder) / str(tp_size)
+            own.mkdir()
+            in_tree |= ask_in_tree(probes, tp_size, own)
+        ours = ask_ours(Path(folder) / "ours")
+    path.write_text(json.dumps({"in_tree": in_tree, **ours}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""What is asked of every vLLM release in turn: see `tests/releases`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import LiveServers
+
+from vllm_diffgemma_tp import cpu_engine
+
+cpu_engine.arrange()
+from vllm_diffgemma_tp.compat.requests import has_diffusion_args  # noqa: E402
+
+sys.path.append(str(Path(__file__).parent / "releases"))
+from probes import ANSWERED, PROBES, REFUSED, Probe, outcome  # noqa: E402
+
+pytestmark = pytest.mark.live
+
+KNOWN = [
+    probe for probe in PROBES if has_diffusion_args() or not probe.needs_diffusion_args
+]
+
+
+@pytest.mark.parametrize(
+    ("tp_size", "probe"),
+    [(probe.tp_size, probe) for probe in KNOWN],
+    ids=[probe.name for probe in KNOWN],
+)
+def test_what_vllms_own_class_is_asked(
+    live_servers: LiveServers, tp_size: int, probe: Probe
+) -> None:
+    server = live_servers.at(tp_size)
+    assert outcome(server, probe) == (REFUSED if probe.refused else ANSWERED)
