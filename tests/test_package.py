@@ -107,17 +107,35 @@ def test_the_registry_of_a_fresh_process_resolves_our_class_unless_vllm_plugins_
     assert resolved == module
 
 
-@pytest.mark.parametrize("command", ["plan", "verify", "bench"])
-def test_a_command_without_its_libraries_is_one_sentence(command: str) -> None:
-    code = (
-        "import sys; sys.modules |= {'torch': None, 'yaml': None};"
-        "from vllm_diffgemma_tp.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        ("plan", "torch"),
+        ("verify", "yaml"),
+        ("bench", "yaml"),
+        ("eval", "yaml"),
+        ("eval", "torch"),  # missed only after the arguments have been read
+    ],
+)
+def test_a_command_without_its_libraries_is_one_sentence(
+    command: str, missing: str, tmp_path: Path
+) -> None:
+    code = f"""if True:
+        import sys
+        class Missing:
+            def find_spec(name, *_):
+                if name.split(".")[0] == {missing!r}:
+                    raise ModuleNotFoundError(name=name)
+        sys.meta_path.insert(0, Missing)
+        from vllm_diffgemma_tp.cli import main
+        sys.exit(main(sys.argv[1:]))"""
+    config = Path(__file__).parents[1] / "configs" / "gsm8k" / "tiny.yaml"
+    arguments = {"eval": ["--config", str(config), "--output", str(tmp_path)]}
     completed = subprocess.run(
-        [sys.executable, "-c", code, command],
+        [sys.executable, "-c", code, command, *arguments.get(command, [])],
         capture_output=True,
         text=True,
     )
     assert completed.returncode == 1
-    assert "is not installed, which this command needs" in completed.stderr
+    assert f"{missing} is not installed, which this command" in completed.stderr
     assert completed.stderr.count("\n") == 1

@@ -10,7 +10,6 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 
 from vllm_diffgemma_tp import __version__
 from vllm_diffgemma_tp.errors import UserError
@@ -38,10 +37,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             return serve.run(argv[1:])
         return _run_command(argv)
     except UserError as error:
-        print(f"vllm-diffgemma-tp: {error}", file=sys.stderr)
-        return 1
+        return _fail(str(error))
+    except ModuleNotFoundError as error:
+        # Commands import what they need when they need it.
+        if (error.name or "").startswith(__package__):
+            raise
+        return _fail(
+            f"{error.name} is not installed, which this command needs: it comes with "
+            "vLLM or, for eval and demo, with `pip install '.[eval]'`; see "
+            "`vllm-diffgemma-tp doctor`."
+        )
     except KeyboardInterrupt:
         return 130
+
+
+def _fail(sentence: str) -> int:
+    print(f"vllm-diffgemma-tp: {sentence}", file=sys.stderr)
+    return 1
 
 
 def _run_command(argv: Sequence[str]) -> int:
@@ -55,23 +67,11 @@ def _run_command(argv: Sequence[str]) -> int:
     for name, (module, summary) in _COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
         if argv[:1] == [name]:
-            implementation = _import(module)
+            implementation = importlib.import_module(module)
             implementation.add_arguments(command)
             command.set_defaults(run=implementation.run)
     args = parser.parse_args(argv)
     return args.run(args)
-
-
-def _import(module: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith(__package__):
-            raise
-        raise UserError(
-            f"{error.name} is not installed, which this command needs: install vLLM "
-            "beside this plugin, and see `vllm-diffgemma-tp doctor`."
-        ) from error
 
 
 if __name__ == "__main__":

