@@ -21,8 +21,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import results as results_file
-from environments import ROOT, Release, build, environment_of, releases
 from packaging.version import Version
+from release_environments import ROOT, Release, build, environment_of, releases
 
 from vllm_diffgemma_tp.compat.inspection import Source
 from vllm_diffgemma_tp.compat.seams import moved_seams

@@ -7,8 +7,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from environments import ROOT, Release
 from probes import ANSWERED, REFUSED
+from release_environments import ROOT, Release
 
 RESULTS = ROOT / "configs" / "releases" / "results.json"
 README = ROOT / "README.md"
