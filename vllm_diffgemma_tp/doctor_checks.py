@@ -68,8 +68,13 @@ def vllm() -> str:
     preflight.check_vllm()
     import vllm
 
+    from vllm_diffgemma_tp.compat.versions import is_exercised
+
     build = "CPU build" if cpu_engine.is_cpu_build() else "accelerator build"
-    return f"vLLM {vllm.__version__}, {build}"
+    run = "the tests ran on this release"
+    if not is_exercised(vllm.__version__):
+        run = "the tests never ran on this release, but all they rely on is there"
+    return f"vLLM {vllm.__version__}, {build}; {run}"
 
 
 def torch_pair() -> str:

@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 
 import results as results_file
 from packaging.version import Version
-from release_environments import ROOT, Release, build, environment_of, releases
+from release_environments import ROOT, Release, build, environment, releases
 
 from vllm_diffgemma_tp.compat.inspection import Source
 from vllm_diffgemma_tp.compat.seams import moved_seams
@@ -89,9 +89,7 @@ def run_tests(release: Release, junit: Path) -> dict[str, Any]:
     """How many of the live tests passed, and which failed."""
     selection = [*LIVE_TESTS, "-k", "not TP=4"]
     command = [str(release.python), "-m", "pytest", *selection, f"--junitxml={junit}"]
-    subprocess.run(
-        command, cwd=ROOT, env=environment_of(release), timeout=LONGEST_SECONDS
-    )
+    subprocess.run(command, cwd=ROOT, env=environment(), timeout=LONGEST_SECONDS)
     cases = list(ElementTree.parse(junit).iter("testcase"))
     failed = [
         c for c in cases if any(c.find(x) is not None for x in ("failure", "error"))
@@ -110,7 +108,7 @@ def probe(release: Release, path: Path) -> dict[str, Any]:
     subprocess.run(
         [str(release.python), script, str(path)],
         cwd=ROOT,
-        env=environment_of(release),
+        env=environment(),
         check=True,
         timeout=LONGEST_SECONDS,
     )

@@ -33,14 +33,12 @@ class Release:
         torch: The version it asks for.
         requirements: In place of the lock's lines for the same distributions.
         source: The distribution whose source is read, where the engine cannot run.
-        env: What its processes need.
     """
 
     vllm: str
     torch: str
     requirements: tuple[str, ...]
     source: str | None
-    env: dict[str, str]
 
     @property
     def folder(self) -> Path:
@@ -60,7 +58,6 @@ def releases() -> dict[str, Release]:
             entry["torch"],
             tuple(entry.get("requirements", ())),
             entry.get("source"),
-            entry.get("env", {}),
         )
         for version, entry in table.items()
     }
@@ -134,7 +131,6 @@ def _unpack(requirement: str, folder: Path) -> None:
         wheel.unlink()
 
 
-def environment_of(release: Release) -> dict[str, str]:
-    """Variables for the release's processes: this one's, less what is of its own."""
-    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    return inherited | release.env
+def environment() -> dict[str, str]:
+    """Variables for a release's processes: this one's, less its own import path."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
