@@ -118,20 +118,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="all 200 held-out questions in the live tests of one seed at every T",
     )
+    parser.addoption(
+        "--largest-tp", type=int, help="leave out the live tests of more ranks"
+    )
 
 
 # Last, as pytest's own hook would part the tests of one server by their module.
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Run the live tests last, and those of one T together."""
+    largest = config.getoption("largest_tp")
+    if largest is not None:
+        items[:] = [item for item in items if _tp_size(item) <= largest]
     items.sort(key=_turn)
 
 
 def _turn(item: pytest.Item) -> int:
-    if item.get_closest_marker("live") is None:
-        return 0
     if item.get_closest_marker("own_server") is not None:
         return 100
+    return _tp_size(item)
+
+
+def _tp_size(item: pytest.Item) -> int:
+    """Ranks of the server that a test asks; 0 if it is not live."""
+    if item.get_closest_marker("live") is None:
+        return 0
     callspec = getattr(item, "callspec", None)
     params = callspec.params if callspec else {}
     # Every live test without a T is one at TP = 2, or brings its own server.
