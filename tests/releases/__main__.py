@@ -89,12 +89,16 @@ def run_tests(release: Release, junit: Path) -> dict[str, Any]:
     """How many of the live tests passed, and which failed."""
     selection = [*LIVE_TESTS, "--largest-tp=2"]
     command = [str(release.python), "-m", "pytest", *selection, f"--junitxml={junit}"]
-    subprocess.run(command, cwd=ROOT, env=environment(), timeout=LONGEST_SECONDS)
+    run = subprocess.run(command, cwd=ROOT, env=environment(), timeout=LONGEST_SECONDS)
+    if run.returncode > 1:
+        # No test failed, as none was run.
+        raise subprocess.CalledProcessError(run.returncode, command)
     cases = list(ElementTree.parse(junit).iter("testcase"))
-    failed = [
-        c for c in cases if any(c.find(x) is not None for x in ("failure", "error"))
-    ]
-    skipped = [c for c in cases if c.find("skipped") is not None]
+
+    def having(*outcomes: str) -> list[ElementTree.Element]:
+        return [c for c in cases if any(c.find(o) is not None for o in outcomes)]
+
+    failed, skipped = having("failure", "error"), having("skipped")
     return {
         "passed": len(cases) - len(failed) - len(skipped),
         "skipped": len(skipped),

@@ -36,7 +36,7 @@ _REASON = re.compile(
     r"^vllm-diffgemma-tp: .+|\b(?:\w+\.)*\w*(?:Error|Exception|error): .+", re.MULTILINE
 )
 # vLLM wraps the cause in these on its way up from a worker to the API server.
-_WRAPPER = re.compile(r"initialization failed|See root cause|cancelled")
+_WRAPPER = re.compile(r"initialization failed|See root cause|See stack|cancelled")
 
 
 class Server:
