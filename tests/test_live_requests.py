@@ -16,11 +16,14 @@ import openai
 import pytest
 from completions import PROMPT, complete, post, stream
 from conftest import LiveServers
+from packaging.version import Version
 
 from vllm_diffgemma_tp import cpu_engine
 from vllm_diffgemma_tp.evals.server import Server
 
 cpu_engine.arrange()
+import vllm  # noqa: E402
+
 from vllm_diffgemma_tp.compat.requests import has_diffusion_args  # noqa: E402
 
 CANVAS = 32
@@ -99,6 +102,9 @@ REFUSED: dict[str, Body] = {
 # vLLM to 0.30 has no arguments for the denoising itself.
 if not has_diffusion_args():
     REQUESTS = {k: body for k, body in REQUESTS.items() if "vllm_xargs" not in body}
+# 0.31 takes a canvas narrower than the served one with --async-scheduling only.
+if Version(vllm.__version__) < Version("0.32"):
+    REQUESTS.pop("canvas_length", None)
 
 pytestmark = pytest.mark.live
 
@@ -196,7 +202,8 @@ def test_the_canvas_keeps_to_what_was_asked(answers: dict[str, Any]) -> None:
     assert set(ids(answers, "constrained")) <= set(ALLOWED)
     assert set(ids(answers, "constrained to others")) <= set(OTHERS)
     assert len(ids(answers, "seed_canvas and pinned")) == CANVAS
-    assert len(ids(answers, "canvas_length")) == 20
+    if "canvas_length" in answers:
+        assert len(ids(answers, "canvas_length")) == 20
 
 
 def test_a_committed_token_is_the_most_likely_one(answers: dict[str, Any]) -> None:
