@@ -16,7 +16,7 @@ from completions import PROMPT, complete
 from conftest import LiveServers
 from plugin_folder import install
 from test_live_faults import BREAK_LOGITS, BROKEN, CAUSE
-from test_live_requests import ALLOWED, MANY_ALLOWED, REFUSED
+from test_live_requests import ALLOWED, MANY_ALLOWED, REFUSED, has_diffusion_args
 
 CHECKPOINT = Path(__file__).parents[1] / "configs" / "tiny" / "checkpoint"
 EXTRA = {"diffusion_max_steps": 3}
@@ -34,6 +34,8 @@ HONOURED: list[dict[str, Any]] = [
         "extra_args": {"diffusion_constrained": 1, **EXTRA},
     },
 ]
+if not has_diffusion_args():
+    HONOURED = [settings for settings in HONOURED if "extra_args" not in settings]
 # What has another name over HTTP or is not known to SamplingParams.
 NOT_OFFLINE = {"response_format", "structured_outputs", "use_beam_search"}
 SCRIPT = """
