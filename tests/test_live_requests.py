@@ -99,12 +99,16 @@ REFUSED: dict[str, Body] = {
     "diffusion_pinned": {"vllm_xargs": {"diffusion_pinned": [0]}},
 }
 
-# vLLM to 0.30 has no arguments for the denoising itself.
+# What older releases do not take.
+VLLM = Version(vllm.__version__)
 if not has_diffusion_args():
     REQUESTS = {k: body for k, body in REQUESTS.items() if "vllm_xargs" not in body}
-# 0.31 takes a canvas narrower than the served one with --async-scheduling only.
-if Version(vllm.__version__) < Version("0.32"):
+if VLLM < Version("0.32"):
+    # Only with --async-scheduling, which the CPU engine has not.
     REQUESTS.pop("canvas_length", None)
+if VLLM < Version("0.26"):
+    # In a chat only.
+    del REQUESTS["bad_words"], REFUSED["bad_words"]
 
 pytestmark = pytest.mark.live
 
@@ -183,7 +187,8 @@ def test_a_seed_is_the_draw(answers: dict[str, Any]) -> None:
 def test_the_answer_keeps_to_what_was_asked(answers: dict[str, Any]) -> None:
     assert set(ids(answers, "logit_bias")) == {200}
     assert "7" in answers["seed"][0]["text"]
-    assert "7" not in answers["bad_words"][0]["text"]
+    if "bad_words" in answers:
+        assert "7" not in answers["bad_words"][0]["text"]
     assert len(ids(answers, "max_tokens")) == 5
     assert ids(answers, "max_tokens") == ids(answers, "seed")[:5]
     assert answers["max_tokens"][0]["finish_reason"] == "length"
