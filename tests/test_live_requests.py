@@ -100,13 +100,13 @@ REFUSED: dict[str, Body] = {
 }
 
 # What older releases do not take.
-VLLM = Version(vllm.__version__)
+installed = Version(vllm.__version__)
 if not has_diffusion_args():
     REQUESTS = {k: body for k, body in REQUESTS.items() if "vllm_xargs" not in body}
-if VLLM < Version("0.32"):
-    # Only with --async-scheduling, which the CPU engine has not.
+if installed < Version("0.32"):
+    # Only with --async-scheduling.
     REQUESTS.pop("canvas_length", None)
-if VLLM < Version("0.26"):
+if installed < Version("0.26"):
     # In a chat only.
     del REQUESTS["bad_words"], REFUSED["bad_words"]
 
