@@ -19,11 +19,17 @@ def register() -> None:
     Raises:
         RuntimeError: the installed vLLM is outside the supported range.
     """
-    from vllm_diffgemma_tp import admission, broken_requests, compat
+    from vllm_diffgemma_tp import (
+        admission,
+        broken_requests,
+        compat,
+        startup_refusals,
+    )
 
     compat.require_supported_vllm()
     admission.install()
     broken_requests.install()
+    startup_refusals.install()
 
     from vllm import ModelRegistry
 
