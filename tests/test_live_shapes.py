@@ -31,6 +31,11 @@ from vllm_diffgemma_tp.evals.server import Server
 ONE_IMAGE = ["--limit-mm-per-prompt", '{"image":1,"video":0}']
 # A step of a question about nothing: undecided, so it shows what an image changes.
 FIRST_STEP = {"vllm_xargs": {"diffusion_max_steps": 1}, "logprobs": True}
+LOAD = [
+    *("bench", "serve", "--dataset-name", "random", "--num-prompts", "12"),
+    *("--random-input-len", "20", "--random-output-len", "40", "--ignore-eos"),
+    *("--max-concurrency", "4"),
+]
 
 pytestmark = [pytest.mark.live, pytest.mark.own_server]
 
@@ -104,7 +109,8 @@ def reference(live_servers: LiveServers) -> Reference:
         return Reference(answers(server, 1), look(server))
 
 
-@pytest.fixture(scope="module")
+# For as long as the class, as another server is not to run beside it.
+@pytest.fixture(scope="class")
 def with_images(live_servers: LiveServers, reference: Reference) -> Iterator[Server]:
     with live_servers.own(2, ONE_IMAGE) as server:
         yield server
@@ -114,36 +120,34 @@ def test_the_requests_tell_draws_apart(reference: Reference) -> None:
     assert reference.answers[-1] != reference.answers[-2]
 
 
-def test_an_image_is_seen_alike_by_two_ranks(
-    with_images: Server, reference: Reference
-) -> None:
-    found = look(with_images)
-    assert [each.text for each in found] == [each.text for each in reference.seen]
-    for one, two in zip(reference.seen, found, strict=True):
-        assert two.logprobs == pytest.approx(one.logprobs, abs=1e-4)
-    # And it is seen.
-    assert found[0].logprobs != pytest.approx(found[1].logprobs, abs=1e-2)
-    assert answers(with_images) == reference.answers
+class TestTwoRanks:
+    def test_an_image_is_seen_alike_by_two_ranks(
+        self, with_images: Server, reference: Reference
+    ) -> None:
+        found = look(with_images)
+        assert [each.text for each in found] == [each.text for each in reference.seen]
+        for one, two in zip(reference.seen, found, strict=True):
+            assert two.logprobs == pytest.approx(one.logprobs, abs=1e-4)
+        # And it is seen.
+        assert found[0].logprobs != pytest.approx(found[1].logprobs, abs=1e-2)
+        assert answers(with_images) == reference.answers
 
-
-def test_vllm_bench_serve_loads_a_server(with_images: Server, tmp_path: Path) -> None:
-    cpu_engine.arrange()
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"),
-            *("--base-url", with_images.base_url, "--model", with_images.model),
-            *("--dataset-name", "random", "--num-prompts", "12"),
-            *("--random-input-len", "20", "--random-output-len", "40", "--ignore-eos"),
-            *("--max-concurrency", "4", "--save-result"),
-            *("--result-dir", tmp_path, "--result-filename", "result.json"),
-        ],
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        check=True,
-        timeout=200,
-    )
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert (result["completed"], result["failed"]) == (12, 0)
-    assert result["total_output_tokens"] == 12 * 40
+    def test_vllm_bench_serve_loads_a_server(
+        self, with_images: Server, tmp_path: Path
+    ) -> None:
+        cpu_engine.arrange()
+        place = ["--base-url", with_images.base_url, "--model", with_images.model]
+        folder = str(tmp_path)
+        to = ["--save-result", "--result-dir", folder, "--result-filename", "result"]
+        subprocess.run(
+            [sys.executable, "-m", "vllm.entrypoints.cli.main", *LOAD, *place, *to],
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            check=True,
+            timeout=200,
+        )
+        result = json.loads((tmp_path / "result").read_text())
+        assert (result["completed"], result["failed"]) == (12, 0)
+        assert result["total_output_tokens"] == 12 * 40
 
 
 def test_experts_on_one_rank_each(
