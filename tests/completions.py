@@ -58,11 +58,19 @@ def token_ids(choice: Any) -> list[int]:
 def _post(
     server: Server, prompt: str | list[int], settings: dict[str, Any]
 ) -> HTTPResponse:
-    body = {"model": server.model, "prompt": prompt, **settings}
-    request = urllib.request.Request(
-        f"{server.base_url}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
+    return request(server, "completions", {"prompt": prompt, **settings})
+
+
+def request(
+    server: Server, endpoint: str, body: dict[str, Any], **headers: str
+) -> HTTPResponse:
+    """The reply of an endpoint of the OpenAI interface to a body."""
+    reply: HTTPResponse = urllib.request.urlopen(
+        urllib.request.Request(
+            f"{server.base_url}/v1/{endpoint}",
+            json.dumps({"model": server.model, **body}).encode(),
+            {"Content-Type": "application/json", **headers},
+        ),
+        timeout=300,
     )
-    reply: HTTPResponse = urllib.request.urlopen(request, timeout=300)
     return reply

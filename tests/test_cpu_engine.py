@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from importlib import metadata
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,62 +140,6 @@ def test_the_cpu_build_is_known_by_its_distribution(
 
     monkeypatch.setattr(metadata, "version", version)
     assert cpu_engine.is_cpu_build() is is_cpu
-
-
-def test_a_real_triton_cpu_backend_is_left_in_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    backends = pytest.importorskip("triton.backends").backends
-    real = object()
-    monkeypatch.setitem(backends, "cpu", real)
-    seen: list[object] = []
-    cpu_engine._with_triton_cpu_backend(lambda: seen.append(backends["cpu"]))
-    assert seen == [real]
-    assert backends["cpu"] is real
-
-
-def test_the_stand_in_is_taken_out_when_the_import_fails() -> None:
-    backends = pytest.importorskip("triton.backends").backends
-
-    def fail() -> None:
-        raise ImportError("vllm is broken")
-
-    before = dict(backends)
-    with pytest.raises(ImportError, match="vllm is broken"):
-        cpu_engine._with_triton_cpu_backend(fail)
-    assert backends == before
-
-
-def test_a_torchvision_that_fits_is_left_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    torch = pytest.importorskip("torch")
-    defined: list[str] = []
-    monkeypatch.setattr(torch.library, "define", lambda name, _: defined.append(name))
-    extension = SimpleNamespace(_has_ops=lambda: True)
-    monkeypatch.setitem(sys.modules, "torchvision.extension", extension)
-    cpu_engine._with_torchvision_schemas(lambda: None)
-    assert defined == []
-
-
-def test_the_all_gather_of_vllm_gets_all_but_empty_tensors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    torch = pytest.importorskip("torch")
-    gathered: list[tuple[Any, ...]] = []
-
-    class Shm:
-        def all_gather_into_tensor(self, *arguments: Any) -> None:
-            gathered.append(arguments)
-
-    module = SimpleNamespace(_CPUSHMDistributed=Shm)
-    monkeypatch.setitem(sys.modules, cpu_engine._CPU_COMMUNICATOR, module)
-    cpu_engine._with_empty_all_gathers(lambda: None)
-    full, part, group = torch.empty(4, 8), torch.empty(2, 8), object()
-    Shm().all_gather_into_tensor(torch.empty(0, 8), torch.empty(0, 8), group)
-    Shm().all_gather_into_tensor(full, part, group)
-    (arguments,) = gathered
-    assert [id(one) for one in arguments] == [id(full), id(part), id(group)]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,10 @@ SETTINGS: dict[str, list[str]] = {
         *("--max-num-batched-tokens", "96"),
     ],
     # Room for some 670 tokens of the 1,100 that the six requests come to.
-    "preemption": ["--enable-prefix-caching", "--num-gpu-blocks-override", "60"],
+    "preemption, prompts whole": [
+        *("--enable-prefix-caching", "--no-enable-chunked-prefill"),
+        *("--num-gpu-blocks-override", "60"),
+    ],
 }
 
 pytestmark = [pytest.mark.live, pytest.mark.own_server]
@@ -90,5 +93,5 @@ def test_the_same_answers(
     assert answers(server, 1) == reference
     if name == "prefix caching":
         assert metric(server, "prefix_cache_hits_total") > 0
-    if name == "preemption":
+    if "preemption" in name:
         assert metric(server, "num_preemptions_total") > 0

@@ -106,6 +106,45 @@ def test_a_tensor_parallel_size_the_heads_do_not_divide_is_one_sentence(
     )
 
 
+@pytest.mark.parametrize(
+    ("flags", "fragment"),
+    [
+        (["--pipeline-parallel-size", "2"], "canvases live on the last stage only"),
+        (["-pp", "2"], "use --tensor-parallel-size instead"),
+        (["--enable-lora"], "merge the adapter into the checkpoint"),
+    ],
+)
+def test_a_shape_that_no_class_can_do_is_one_sentence(
+    flags: list[str], fragment: str
+) -> None:
+    _assert_one_sentence(_run_command("serve", str(TINY), *flags), fragment)
+
+
+@pytest.mark.slow
+def test_offline_too_the_same_shapes_are_refused_before_a_worker_starts() -> None:
+    script = f"""
+from vllm_diffgemma_tp import cpu_engine
+cpu_engine.arrange()
+from vllm import LLM
+for shape in ({{"pipeline_parallel_size": 2}}, {{"enable_lora": True}}):
+    try:
+        LLM({str(TINY)!r}, max_model_len=512, **shape)
+    except Exception as error:
+        print(error)
+"""
+    finished = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    # The first sentence is vLLM's own.
+    assert "Pipeline parallelism is not supported for this model" in finished.stdout
+    assert "LoRA adapters are not supported for DiffusionGemma" in finished.stdout
+    assert "Worker" not in finished.stdout
+
+
 def test_a_port_in_use_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -186,6 +225,28 @@ def test_the_flags_are_read_as_vllm_reads_them(tmp_path: Path) -> None:
     assert args.model == "org/name"
     assert args.port == 9000
     assert args.tensor_parallel_size == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks"),
+    [
+        (["-tp", "2"], 2),
+        (["-tp", "2", "--data-parallel-size", "2"], 4),
+        (["-tp", "2", "-dp", "4", "-dpl", "1"], 2),
+    ],
+)
+def test_every_rank_of_every_replica_here_has_its_cores(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], ranks: int
+) -> None:
+    arranged: list[int] = []
+
+    def arrange(num_ranks: int, **_: object) -> None:
+        arranged.append(num_ranks)
+        raise UserError("enough")
+
+    monkeypatch.setattr(cpu_engine, "arrange", arrange)
+    assert cli.main(["serve", "some/model", "--uds", "unused", *flags]) == 1
+    assert arranged == [ranks]
 
 
 def test_the_model_is_the_first_argument() -> None:

@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """The real vLLM engine on a machine with no GPU.
 
-vLLM's CPU build stops short of DiffusionGemma for five reasons, each with a remedy of
-its own below: its distribution is not named `vllm`, it expects a Triton build with a
-CPU backend, its torchvision does not fit a CPU torch, it cannot bind several ranks to
-one NUMA node, and it dies of an empty all-gather. A remedy acts only where needed.
+vLLM's CPU build stops short of DiffusionGemma for several reasons. Two have their
+remedies below: its distribution is not named `vllm`, and it cannot bind several ranks
+to one NUMA node. The others are in `cpu_repairs`, and act when a module is imported.
+A remedy acts only where needed.
 
 vLLM's child processes need the same remedies before they import vLLM, whichever way
 they were started (spawned workers, `python -m` helpers). So `arrange` puts the
@@ -13,7 +13,6 @@ they were started (spawned workers, `python -m` helpers). So `arrange` puts the
 start of every child. Nothing here imports torch or vLLM by itself.
 """
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,9 @@ from importlib import metadata
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
+
+from vllm_diffgemma_tp.cpu_repairs import HOOKS
 
 STARTUP_FOLDER = str(Path(__file__).with_name("cpu_startup"))
 THREADS_BIND = "VLLM_CPU_OMP_THREADS_BIND"
@@ -37,15 +38,16 @@ def is_cpu_build() -> bool:
     return False
 
 
-def arrange(tensor_parallel_size: int = 1, *, size_kv_cache: bool = True) -> None:
+def arrange(num_ranks: int = 1, *, size_kv_cache: bool = True) -> None:
     """Make vLLM's CPU build able to run DiffusionGemma, here and in child processes.
 
     Call it before vllm is imported. Calling it again is harmless, and a later call may
-    name another `tensor_parallel_size`. It does nothing where the installed vLLM is not
+    name another `num_ranks`. It does nothing where the installed vLLM is not
     a CPU build. Environment variables that are already set are left alone.
 
     Args:
-        tensor_parallel_size: ranks on this machine, each bound to its own cores.
+        num_ranks: workers on this machine, each bound to its own cores: of all replicas
+            where there are several.
         size_kv_cache: give the KV cache 1 GiB a rank. False where a flag of vLLM's own
             gives its size, which the environment variable would override.
 
@@ -70,7 +72,7 @@ def arrange(tensor_parallel_size: int = 1, *, size_kv_cache: bool = True) -> Non
     if size_kv_cache:
         # vLLM's default is a share of all memory, asked for once by every rank.
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    _bind_threads(tensor_parallel_size)
+    _bind_threads(num_ranks)
 
 
 def install_import_hooks() -> None:
@@ -87,14 +89,14 @@ def install_import_hooks() -> None:
 _own_threads_bind: str | None = None
 
 
-def threads_bind(tensor_parallel_size: int, cores: Sequence[int]) -> str:
+def threads_bind(num_ranks: int, cores: Sequence[int]) -> str:
     """The value of VLLM_CPU_OMP_THREADS_BIND: core ids a rank, ranks parted by `|`.
 
     Every rank gets the same number of neighbouring cores. With fewer cores than ranks
     the ranks share them in turn, one core each.
     """
-    ranks = range(tensor_parallel_size)
-    per_rank = len(cores) // tensor_parallel_size
+    ranks = range(num_ranks)
+    per_rank = len(cores) // num_ranks
     if per_rank == 0:
         shares = [[cores[rank % len(cores)]] for rank in ranks]
     else:
@@ -104,17 +106,17 @@ def threads_bind(tensor_parallel_size: int, cores: Sequence[int]) -> str:
     return "|".join(",".join(map(str, share)) for share in shares)
 
 
-def _bind_threads(tensor_parallel_size: int) -> None:
+def _bind_threads(num_ranks: int) -> None:
     global _own_threads_bind
     if os.environ.get(THREADS_BIND) not in (None, _own_threads_bind):
         return
     os.environ.pop(THREADS_BIND, None)
     numa_nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))
     # vLLM binds by itself one rank to each NUMA node, and refuses more ranks than that.
-    if tensor_parallel_size <= max(numa_nodes, 1):
+    if num_ranks <= max(numa_nodes, 1):
         return
     cores = sorted(os.sched_getaffinity(0))
-    _own_threads_bind = threads_bind(tensor_parallel_size, cores)
+    _own_threads_bind = threads_bind(num_ranks, cores)
     os.environ[THREADS_BIND] = _own_threads_bind
 
 
@@ -155,70 +157,8 @@ class _VllmDistributionFinder(metadata.DistributionFinder):
 # Imports -----------------------------------------------------------------------------
 
 
-def _with_triton_cpu_backend(exec_module: Callable[[], None]) -> None:
-    """Import vLLM's Triton check with a CPU backend listed.
-
-    Plain Triton runs the kernels in its interpreter, which needs no backend, but vLLM
-    turns Triton off unless one named "cpu" is listed. The stand-in is taken out again:
-    torch's inductor asks every listed driver for its target, and this one has none.
-    """
-    if importlib.util.find_spec("triton") is None:
-        return exec_module()
-    from triton.backends import backends
-
-    if "cpu" in backends:
-        return exec_module()
-    backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
-    try:
-        exec_module()
-    finally:
-        del backends["cpu"]
-
-
-def _with_torchvision_schemas(exec_module: Callable[[], None]) -> None:
-    """Load torchvision's C extension, and declare two operators where it cannot load.
-
-    torchvision then registers shape functions for operators that nothing has defined,
-    and fails to import as a whole. Its Python transforms, all that is used, need only
-    the declarations.
-    """
-    exec_module()
-    if sys.modules["torchvision.extension"]._has_ops():
-        return
-    import torch
-
-    schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-    for name in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{name}", schema)
-
-
-def _with_empty_all_gathers(exec_module: Callable[[], None]) -> None:
-    """Let the shared-memory all-gather of an empty tensor be an empty tensor.
-
-    It divides by the size, and SIGFPE ends the worker of vLLM's own class, which
-    gathers logits of prefill steps too, of none. Can go when `shm_all_gather` takes it.
-    """
-    exec_module()
-    shm = sys.modules[_CPU_COMMUNICATOR]._CPUSHMDistributed
-    gather = shm.all_gather_into_tensor
-
-    def all_gather_into_tensor(self, output, input, group=None):  # type: ignore[no-untyped-def]
-        if input.numel() > 0:
-            gather(self, output, input, group)
-
-    shm.all_gather_into_tensor = all_gather_into_tensor
-
-
-_CPU_COMMUNICATOR = "vllm.distributed.device_communicators.cpu_communicator"
-_HOOKS = {
-    "vllm.triton_utils.importing": _with_triton_cpu_backend,
-    "torchvision.extension": _with_torchvision_schemas,
-    _CPU_COMMUNICATOR: _with_empty_all_gathers,
-}
-
-
 class _ImportHooks(MetaPathFinder):
-    """Runs the modules named in `_HOOKS` through their hook when they are imported."""
+    """Runs the modules named in `HOOKS` through their hook when they are imported."""
 
     def find_spec(
         self,
@@ -226,14 +166,14 @@ class _ImportHooks(MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        if fullname not in _HOOKS:
+        if fullname not in HOOKS:
             return None
         for finder in sys.meta_path:
             if finder is self:
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _HookedLoader(spec.loader, _HOOKS[fullname])
+                spec.loader = _HookedLoader(spec.loader, HOOKS[fullname])
                 return spec
         return None
 

@@ -31,7 +31,18 @@ def pipeline(pipeline_parallel_size: int) -> str | None:
         return None
     return (
         f"vLLM refuses --pipeline-parallel-size {pipeline_parallel_size} for this "
-        "model: use --tensor-parallel-size instead."
+        "model, whose canvases live on the last stage only: use "
+        "--tensor-parallel-size instead."
+    )
+
+
+def lora(enabled: bool) -> str | None:
+    """Neither class knows how adapters would act on it (no `SupportsLoRA`)."""
+    if not enabled:
+        return None
+    return (
+        "LoRA adapters are not supported for DiffusionGemma: leave out --enable-lora, "
+        "and merge the adapter into the checkpoint first."
     )
 
 

@@ -12,7 +12,7 @@ import socket
 from importlib import metadata
 from pathlib import Path
 
-from vllm_diffgemma_tp import ARCHITECTURE
+from vllm_diffgemma_tp import ARCHITECTURE, known_limits
 from vllm_diffgemma_tp.errors import UserError
 
 PLUGIN_GROUP = "vllm.general_plugins"
@@ -87,6 +87,16 @@ def check_model(model: str, tensor_parallel_size: int) -> None:
             f"--tensor-parallel-size {tensor_parallel_size} does not divide the "
             f"model's {heads} attention heads: choose a divisor of {heads}."
         )
+
+
+def check_shape(pipeline_parallel_size: int, enable_lora: bool) -> None:
+    """Nothing that no class of DiffusionGemma can do is asked for."""
+    for limit in (
+        known_limits.pipeline(pipeline_parallel_size),
+        known_limits.lora(enable_lora),
+    ):
+        if limit is not None:
+            raise UserError(limit)
 
 
 def check_port(host: str | None, port: int) -> None:

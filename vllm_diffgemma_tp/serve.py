@@ -4,6 +4,7 @@
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,12 +27,16 @@ def run(flags: Sequence[str]) -> int:
     preflight.check_plugin()
     args = read_flags(flags)
     if not args.help:
+        preflight.check_shape(args.pipeline_parallel_size, args.enable_lora)
         if args.model is not None:
             preflight.check_model(args.model, args.tensor_parallel_size)
         if args.uds is None and not args.headless:
             preflight.check_port(args.host, args.port)
+    # Ray would print the line of one worker and count the others.
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     sized = args.kv_cache_memory_bytes or args.gpu_memory_utilization
-    cpu_engine.arrange(args.tensor_parallel_size, size_kv_cache=not sized)
+    replicas = args.data_parallel_size_local or args.data_parallel_size
+    cpu_engine.arrange(args.tensor_parallel_size * replicas, size_kv_cache=not sized)
     # Last of the checks: it imports vLLM, which takes seconds.
     preflight.check_vllm()
 
@@ -102,10 +107,16 @@ def read_flags(flags: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--config")
     parser.add_argument("--model")
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
+    parser.add_argument("--pipeline-parallel-size", "-pp", type=int, default=1)
+    parser.add_argument("--data-parallel-size", "-dp", type=int, default=1)
+    parser.add_argument("--data-parallel-size-local", "-dpl", type=int)
     parser.add_argument("--host")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--uds")
     parser.add_argument("--headless", action="store_true")
+    parser.add_argument(
+        "--enable-lora", action=argparse.BooleanOptionalAction, default=False
+    )
     parser.add_argument("--kv-cache-memory-bytes")
     parser.add_argument("--gpu-memory-utilization")
 

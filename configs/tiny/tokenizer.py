@@ -28,6 +28,8 @@ SPECIAL_TOKENS = {
     "eoi_token": "<image|>",
     "video_token": "<|video|>",
 }
+# There is no audio, and the processor asks for these two with every image all the same.
+AUDIO_TOKENS = dict.fromkeys(("boa_token", "eoa_token"), SPECIAL_TOKENS["unk_token"])
 # 245 pads to 256 rows, 64 a rank at T = 4: the last rank owns 53 rows, 11 are padding.
 VOCAB_SIZE = 245
 CORPUS_PROBLEMS = 20_000
@@ -37,8 +39,12 @@ CHAT_TEMPLATE = """\
 {%- if message['content'] is string -%}
 {%- set text = message['content'] | trim -%}
 {%- else -%}
-{%- set text = message['content'] | selectattr('type', 'equalto', 'text') \
-| map(attribute='text') | join('') | trim -%}
+{%- set parts = namespace(text='') -%}
+{%- for part in message['content'] -%}
+{%- set piece = {'text': part['text'], 'image': '<|image|>'}[part['type']] -%}
+{%- set parts.text = parts.text + piece -%}
+{%- endfor -%}
+{%- set text = parts.text | trim -%}
 {%- endif -%}
 {%- if message['role'] == 'assistant' -%}
 {{- '\\nAnswer: ' + text + '\\n\\n' -}}
@@ -76,6 +82,7 @@ def build_tokenizer(corpus: Iterable[str]) -> PreTrainedTokenizerFast:
     )
     names = dict(SPECIAL_TOKENS)
     gemma = {k: names.pop(k) for k in ("image_token", "boi_token", "eoi_token")}
+    gemma |= AUDIO_TOKENS
     names["additional_special_tokens"] = [names.pop("video_token")]
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

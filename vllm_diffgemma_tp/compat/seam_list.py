@@ -18,6 +18,7 @@ _START = (
 )
 
 _MODEL = (
+    Seam(f"{_MODELS}.config", names="MODELS_CONFIG_MAP"),
     Seam("vllm.multimodal", names="MULTIMODAL_REGISTRY"),
     Seam(
         f"{_MODELS}.gemma4_mm",

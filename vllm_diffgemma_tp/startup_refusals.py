@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""What an engine may be started with, decided when vLLM reads its configuration.
+
+`vllm-diffgemma-tp serve` refuses before vLLM is imported (`preflight`); this is for
+`vllm serve` and `LLM(...)`, where a worker would find out, and say so in its trace.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm_diffgemma_tp import ARCHITECTURE, known_limits
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def install() -> None:
+    """Have vLLM ask ``refuse`` too about DiffusionGemma; re-entrant."""
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+
+    in_tree: Any = MODELS_CONFIG_MAP[ARCHITECTURE]
+    if in_tree.__module__ == __name__:
+        return
+
+    class DiffusionGemmaConfig(in_tree):
+        @staticmethod
+        def verify_and_update_config(vllm_config: VllmConfig) -> None:
+            refuse(vllm_config)
+            in_tree.verify_and_update_config(vllm_config)
+
+    MODELS_CONFIG_MAP[ARCHITECTURE] = DiffusionGemmaConfig
+
+
+def refuse(vllm_config: VllmConfig) -> None:
+    """Refuse adapters; pipeline stages are refused by vLLM itself.
+
+    Raises:
+        ValueError: Says what to do instead.
+    """
+    reason = known_limits.lora(vllm_config.lora_config is not None)
+    if reason is not None:
+        raise ValueError(reason)
