@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import vllm_diffgemma_tp
-from vllm_diffgemma_tp import admission, broken_requests
+from vllm_diffgemma_tp import admission, broken_requests, startup_refusals
 
 ARCHITECTURE = "DiffusionGemmaForBlockDiffusion"
 OUR_CLASS = "vllm_diffgemma_tp.model:DiffusionGemmaForBlockDiffusion"
@@ -70,8 +70,8 @@ def test_the_distribution_has_no_dependency_that_could_replace_vllm_or_torch() -
 
 def test_register_may_be_called_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     registered = _fake_vllm(monkeypatch, "0.32.0")
-    monkeypatch.setattr(admission, "install", lambda: None)
-    monkeypatch.setattr(broken_requests, "install", lambda: None)
+    for part in (admission, broken_requests, startup_refusals):
+        monkeypatch.setattr(part, "install", lambda: None)
     vllm_diffgemma_tp.register()
     vllm_diffgemma_tp.register()
     assert registered == {ARCHITECTURE: OUR_CLASS}

@@ -167,13 +167,14 @@ def test_an_unsupported_vllm_is_one_sentence(
 ) -> None:
     old = ModuleType("vllm")
     old.__spec__ = ModuleSpec("vllm", None)
-    old.__dict__["__version__"] = "0.24.0"
+    old.__file__ = "vllm/__init__.py"
+    old.__dict__["__version__"] = "0.23.0"
     monkeypatch.setitem(sys.modules, "vllm", old)
     monkeypatch.setattr(cpu_engine, "arrange", lambda *_, **__: None)
     assert cli.main(["serve", "some/model", "--uds", "unused"]) == 1
     errors = capsys.readouterr().err
     assert len(errors.splitlines()) == 1
-    assert "supports vLLM >=0.31,<0.33" in errors
+    assert "supports vLLM 0.24.0 and later" in errors
 
 
 def test_an_absent_plugin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
