@@ -62,6 +62,7 @@ class Probe:
         tp_size: T of the server that is asked.
         body: Of ``/v1/completions``, beside the prompt.
         honoured: Whether an answer's ids are what was asked for.
+        again: Whether the same answer must come a second time.
         refused: Whether this project answers it with a 400.
         needs_diffusion_args: Whether vLLM to 0.30 does not know it.
     """
@@ -70,6 +71,7 @@ class Probe:
     tp_size: int
     body: dict[str, Any]
     honoured: Callable[[list[int]], bool] = bool
+    again: bool = False
     refused: bool = False
     needs_diffusion_args: bool = False
 
@@ -77,8 +79,8 @@ class Probe:
 #: In the order in which a server is asked: what may end it comes last.
 PROBES = (
     Probe("any request at T = 1", 1, {}),
-    Probe("`seed`", 1, {"seed": 1}),
-    Probe("`temperature` 0", 1, {"temperature": 0}),
+    Probe("`seed`", 1, {"seed": 1}, again=True),
+    Probe("`temperature` 0", 1, {"temperature": 0}, again=True),
     Probe(
         "`logit_bias`",
         1,
@@ -106,14 +108,17 @@ def outcome(server: Server, probe: Probe) -> str:
     # vLLM's own class takes no other temperature, and its default may be another.
     body = {"max_tokens": 32, "temperature": 1.0, "return_token_ids": True}
     try:
-        choice = complete(server, PROMPT, **body | probe.body)
+        ids = complete(server, PROMPT, **body | probe.body)["token_ids"]
+        again = ids
+        if probe.again:
+            again = complete(server, PROMPT, **body | probe.body)["token_ids"]
     except urllib.error.HTTPError as error:
         if error.code < 500:
             return REFUSED
     except (OSError, HTTPException):
         pass
     else:
-        return ANSWERED if probe.honoured(choice["token_ids"]) else IGNORED
+        return ANSWERED if ids == again and probe.honoured(ids) else IGNORED
     return FAILED if server.wait(20) is None else ENDED
 
 
