@@ -54,9 +54,9 @@ def bodies() -> list[dict[str, Any]]:
     ]
 
 
-def answers(server: Server, at_once: int = 3) -> list[Ids]:
+def answers(server: Server, at_once: int = 3, first: int = 0) -> list[Ids]:
     with ThreadPoolExecutor(at_once) as pool:
-        replies = pool.map(lambda body: complete(server, **body), bodies())
+        replies = pool.map(lambda body: complete(server, **body), bodies()[first:])
         return [reply["token_ids"] for reply in replies]
 
 
@@ -192,7 +192,8 @@ def test_workers_of_ray(live_servers: LiveServers, reference: Reference) -> None
         lines = [line for line in server.log.splitlines() if " live: vllm " in line]
         assert len(lines) == 2
         assert all("RayWorkerProc" in line for line in lines)
-        assert answers(server) == reference.answers
+        # Unbound workers wait for each other in turn: three requests are enough.
+        assert answers(server, first=3) == reference.answers[3:]
         started = psutil.Process(server.process_group).children(recursive=True)
         assert "raylet" in {process.name() for process in started}
     _, left = psutil.wait_procs(started, timeout=20)
