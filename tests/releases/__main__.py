@@ -31,7 +31,6 @@ LIVE_TESTS = (
     "tests/test_live_release.py",
     "tests/test_live_requests.py",
     "tests/test_live_faults.py",
-    "tests/test_live_offline.py::test_offline_as_over_http[2]",
     "tests/test_live_invariance.py::test_trained_weights_give_one_ranks_answers[2]",
 )
 # Longer than a slow machine takes for one test, as a release that hangs must end.
