@@ -135,7 +135,8 @@ def test_a_nan_of_the_backbone_reaches_no_later_request(broken_server: Server) -
                 pool.submit(
                     complete,
                     broken_server,
-                    f"{prompt} {turn}",
+                    # No prefix of a neighbour's, which would have its blocks too.
+                    f"{turn} {prompt}",
                     temperature=BROKEN_INPUT,
                 )
                 for prompt in prompts
