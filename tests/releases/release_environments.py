@@ -41,8 +41,13 @@ class Release:
     source: str | None
 
     @property
+    def is_own(self) -> bool:
+        """Whether this is the release of the project's own environment."""
+        return self.source is None and not self.requirements
+
+    @property
     def folder(self) -> Path:
-        return FOLDER / self.vllm
+        return ROOT / ".venv" if self.is_own else FOLDER / self.vllm
 
     @property
     def python(self) -> Path:
@@ -84,6 +89,8 @@ def build(release: Release) -> None:
     Raises:
         subprocess.CalledProcessError: pip failed; its output says why.
     """
+    if release.is_own:
+        return
     lines = [release.source or f"torch=={release.torch}"]
     if release.source is None:
         lines += lock_for(release, (ROOT / "requirements.lock").read_text())
