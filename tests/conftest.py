@@ -29,6 +29,9 @@ class LiveServers:
         self._config = load_config(TINY_CONFIG)
         self._running: Server | None = None
         self._count = count()
+        # What vLLM finds out about the class, in a process that it starts for that, is
+        # the same for all of them.
+        self._cache = {"VLLM_CACHE_ROOT": str(folder / "vllm-cache")}
 
     def at(self, tensor_parallel_size: int, checkpoint: Path | None = None) -> Server:
         """The server at T, started unless it is the one that runs."""
@@ -46,7 +49,7 @@ class LiveServers:
             tensor_parallel_size,
             folder / "server.log",
             self._config.server_arguments,
-            env={"VLLM_CACHE_ROOT": str(folder / "vllm-cache")},
+            env=self._cache,
             startup_max_wait_seconds=self._config.startup_max_wait_seconds,
         )
         self._running = server.__enter__()
@@ -70,7 +73,7 @@ class LiveServers:
             tensor_parallel_size,
             folder / "server.log",
             [*self._config.server_arguments, *server_args],
-            env={"VLLM_CACHE_ROOT": str(folder / "vllm-cache"), **(env or {})},
+            env={**self._cache, **(env or {})},
             startup_max_wait_seconds=self._config.startup_max_wait_seconds,
         ) as server:
             yield server

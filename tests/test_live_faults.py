@@ -114,8 +114,8 @@ def test_a_nan_of_one_of_n_answers_ends_the_request(broken_server: Server) -> No
 
 
 def test_a_nan_of_the_backbone_reaches_no_later_request(broken_server: Server) -> None:
-    # With up to three examples, so that they end anywhere in a block. Within the sliding
-    # window: a block that has left it is given back before the NaN is seen.
+    # With up to three examples, so that they end anywhere in a block, and all within
+    # the sliding window: a block that has left it is given back before the NaN is seen.
     prompts = [f"{PROMPT} 19\n\n" * k + PROMPT for k in range(4)]
 
     def answer(k: int) -> list[int]:
