@@ -81,8 +81,7 @@ def _end(scheduler: Any, faults: Mapping[str, Fault], outputs: Any) -> None:
     from vllm.v1.request import RequestStatus
 
     broken = [scheduler.requests[req] for req in faults if req in scheduler.requests]
-    for request in broken:
-        kv_clearing.set_aside(scheduler, request.request_id)
+    kv_clearing.set_aside(scheduler, [request.request_id for request in broken])
     scheduler.finish_requests(list(faults), RequestStatus.FINISHED_ERROR)
     for request in broken:
         step = outputs.setdefault(request.client_index, EngineCoreOutputs())

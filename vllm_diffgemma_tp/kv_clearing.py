@@ -12,22 +12,33 @@ models. Here it does for the blocks of broken requests alone.
 from __future__ import annotations
 
 import functools
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 _WAITING = "_blocks_of_broken_requests"
 
 
-def set_aside(scheduler: Any, req_id: str) -> None:
-    """Have the blocks that only this request holds cleared with the next step.
+def set_aside(scheduler: Any, req_ids: Iterable[str]) -> None:
+    """Have the blocks that only these requests hold cleared with the next step.
 
-    Also takes all its blocks out of the prefix cache. Call it before the request gives
-    them back.
+    Also takes all their blocks out of the prefix cache. Call it before the requests
+    give them back, and for all that end in a step at once: they may share a prefix.
     """
     cache = scheduler.kv_cache_manager
-    ids = {block for group in cache.get_block_ids(req_id) for block in group}
-    cache.evict_blocks(ids)
+    held = Counter(
+        block
+        for req in req_ids
+        for group in cache.get_block_ids(req)
+        for block in group
+    )
+    cache.evict_blocks(set(held))
     blocks = cache.block_pool.blocks
-    own = {i for i in ids if blocks[i].ref_cnt == 1 and not blocks[i].is_null}
+    own = {
+        block
+        for block, holders in held.items()
+        if blocks[block].ref_cnt == holders and not blocks[block].is_null
+    }
     waiting: set[int] = getattr(scheduler, _WAITING, set())
     setattr(scheduler, _WAITING, waiting | own)
 
