@@ -26,12 +26,8 @@ def set_aside(scheduler: Any, req_ids: Iterable[str]) -> None:
     give them back, and for all that end in a step at once: they may share a prefix.
     """
     cache = scheduler.kv_cache_manager
-    held = Counter(
-        block
-        for req in req_ids
-        for group in cache.get_block_ids(req)
-        for block in group
-    )
+    groups = [group for req_id in req_ids for group in cache.get_block_ids(req_id)]
+    held = Counter(block for group in groups for block in group)
     cache.evict_blocks(set(held))
     blocks = cache.block_pool.blocks
     own = {
