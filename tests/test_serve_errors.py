@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -20,12 +21,13 @@ from vllm_diffgemma_tp import cli, cpu_engine, preflight, serve
 from vllm_diffgemma_tp.errors import UserError
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny" / "checkpoint"
+GRACE_SECONDS = 20
 
 
 def _run_command(
     *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command in a session of its own, which must be empty when it ends."""
+    """Run the command in a session of its own, which must be empty once it ends."""
     # Without what arranging the engine for another test has left in this process.
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_CPU_")}
     process = subprocess.Popen(
@@ -38,7 +40,12 @@ def _run_command(
     )
     try:
         output, errors = process.communicate()
-        left = list(_processes_in_session(process.pid))
+        # Python's own helpers end when they find their parent gone.
+        deadline = time.monotonic() + GRACE_SECONDS
+        while left := list(_processes_in_session(process.pid)):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
