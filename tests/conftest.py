@@ -14,11 +14,9 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from tiny_server import TINY_CHECKPOINT, tiny_server
 
-from vllm_diffgemma_tp.evals.config import load_config
 from vllm_diffgemma_tp.evals.server import Server
-
-TINY_CONFIG = Path(__file__).parents[1] / "configs" / "gsm8k" / "tiny.yaml"
 
 
 class LiveServers:
@@ -26,7 +24,6 @@ class LiveServers:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._config = load_config(TINY_CONFIG)
         self._running: Server | None = None
         self._count = count()
         # What vLLM finds out about the class, in a process that it starts for that, is
@@ -35,23 +32,16 @@ class LiveServers:
 
     def at(self, tensor_parallel_size: int, checkpoint: Path | None = None) -> Server:
         """The server at T, started unless it is the one that runs."""
-        model = str(checkpoint or self._config.model_name)
+        model = checkpoint or TINY_CHECKPOINT
         running = self._running
         if running and (running.tensor_parallel_size, running.model) == (
             tensor_parallel_size,
-            model,
+            str(model),
         ):
             return running
         self.stop()
-        folder = self._folder / f"{Path(model).name}-tp{tensor_parallel_size}"
-        server = Server(
-            model,
-            tensor_parallel_size,
-            folder / "server.log",
-            self._config.server_arguments,
-            env=self._cache,
-            startup_max_wait_seconds=self._config.startup_max_wait_seconds,
-        )
+        folder = self._folder / f"{model.name}-tp{tensor_parallel_size}"
+        server = tiny_server(tensor_parallel_size, folder, model=model, env=self._cache)
         self._running = server.__enter__()
         return self._running
 
@@ -68,13 +58,11 @@ class LiveServers:
         """
         self.stop()
         folder = self._folder / f"own-{next(self._count)}"
-        with Server(
-            str(self._config.model_name),
+        with tiny_server(
             tensor_parallel_size,
-            folder / "server.log",
-            [*self._config.server_arguments, *server_args],
+            folder,
+            flags=server_args,
             env={**self._cache, **(env or {})},
-            startup_max_wait_seconds=self._config.startup_max_wait_seconds,
         ) as server:
             yield server
 

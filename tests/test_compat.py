@@ -10,8 +10,8 @@ import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
+import fake_vllm
 import pytest
 from packaging.version import Version
 
@@ -164,7 +164,7 @@ def test_builds_of_a_release_that_ran_are_exercised(version: str) -> None:
 def test_another_vllm_is_warned_of_once_if_every_seam_holds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: str
 ) -> None:
-    _pretend_installed(monkeypatch, version)
+    fake_vllm.install(monkeypatch, version, installed_vllm())
     # vLLM's own handlers keep its records from the root logger.
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     versions.require_supported_vllm()
@@ -175,14 +175,7 @@ def test_another_vllm_is_warned_of_once_if_every_seam_holds(
 def test_an_exercised_vllm_is_taken_without_a_word(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _pretend_installed(monkeypatch, versions.EXERCISED_VLLM[0])
+    fake_vllm.install(monkeypatch, versions.EXERCISED_VLLM[0], installed_vllm())
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     versions.require_supported_vllm()
     assert caplog.records == []
-
-
-def _pretend_installed(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    fake = ModuleType("vllm")
-    fake.__file__ = str(installed_vllm() / "__init__.py")
-    fake.__dict__["__version__"] = version
-    monkeypatch.setitem(__import__("sys").modules, "vllm", fake)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from completions import PROMPT, complete
-from conftest import TINY_CONFIG, LiveServers
+from conftest import LiveServers
+from tiny_server import tiny_server
 
 from vllm_diffgemma_tp import cpu_engine
 from vllm_diffgemma_tp.bench.live import InTreeServer
-from vllm_diffgemma_tp.evals.config import load_config
 from vllm_diffgemma_tp.evals.server import Server
 
 CANVAS = [(7 * i + 11) % 245 for i in range(32)]
@@ -24,18 +24,10 @@ pytestmark = [pytest.mark.live, pytest.mark.own_server]
 
 
 def in_tree(tp_size: int, folder: Path) -> Server:
-    config = load_config(TINY_CONFIG)
     # Nothing of ours arranges the CPU engine in the server itself.
     cpu_engine.arrange(tp_size)
     try:
-        return InTreeServer(
-            str(config.model_name),
-            tp_size,
-            folder / "server.log",
-            config.server_arguments,
-            env={"VLLM_CACHE_ROOT": str(folder / "cache")},
-            startup_max_wait_seconds=config.startup_max_wait_seconds,
-        )
+        return tiny_server(tp_size, folder, kind=InTreeServer)
     finally:
         cpu_engine.arrange()
 

@@ -8,37 +8,27 @@ for want of a kernel multiplied out (`expert_stand_in`); without that a server s
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import expert_stand_in
 import pytest
 from completions import complete
-from conftest import TINY_CONFIG, LiveServers
+from conftest import LiveServers
 from plugin_folder import install
 from test_live_server import MAX_TOKENS, final_number, held_out
+from tiny_server import tiny_server
 
 from vllm_diffgemma_tp.errors import UserError
-from vllm_diffgemma_tp.evals.config import load_config
 from vllm_diffgemma_tp.evals.server import Server
 
 QUESTIONS, LEAST_RIGHT, MOST_CHANGED = 40, 34, 6
-TINY = Path(__file__).parents[1] / "configs" / "tiny"
+sys.path.insert(0, str(Path(__file__).parents[1] / "configs" / "tiny"))
+from quantize import quantize  # noqa: E402
 
 pytestmark = [pytest.mark.live, pytest.mark.own_server]
-
-
-def quantize() -> Callable[..., None]:
-    spec = importlib.util.spec_from_file_location("quantize", TINY / "quantize.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    function: Callable[..., None] = module.quantize
-    return function
 
 
 @dataclass
@@ -65,20 +55,13 @@ def answers(server: Server) -> Answers:
 
 
 def serve(checkpoint: Path, tp_size: int, folder: Path, stand_in: bool) -> Server:
-    config = load_config(TINY_CONFIG)
-    env = {"VLLM_CACHE_ROOT": str(folder / "cache")}
+    # One cache for both T.
+    env = {"VLLM_CACHE_ROOT": str(folder / "vllm-cache")}
     if stand_in:
         plugin = folder / f"plugin-{tp_size}"
         plugin.mkdir()
         env |= install(expert_stand_in.PLUGIN, plugin)
-    return Server(
-        str(checkpoint),
-        tp_size,
-        folder / f"server-{tp_size}.log",
-        config.server_arguments,
-        env=env,
-        startup_max_wait_seconds=config.startup_max_wait_seconds,
-    )
+    return tiny_server(tp_size, folder / str(tp_size), model=checkpoint, env=env)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +79,7 @@ def test_eight_bits_answer_right_at_both(
         pytest.skip("servers more than the default allows for: --exhaustive")
     live_servers.stop()
     checkpoint = tmp_path / scheme
-    quantize()(scheme, checkpoint, experts=experts)
+    quantize(scheme, checkpoint, experts=experts)
     found = []
     for tp_size in (1, 2):
         with serve(checkpoint, tp_size, tmp_path, experts) as server:
@@ -119,6 +102,7 @@ def test_without_a_kernel_for_its_experts_a_server_says_so(
         pytest.skip("servers more than the default allows for: --exhaustive")
     live_servers.stop()
     checkpoint = tmp_path / scheme
-    quantize()(scheme, checkpoint, experts=True)
-    with ExitStack() as stack, pytest.raises(UserError, match="(?i)MoE backend"):
-        stack.enter_context(serve(checkpoint, 2, tmp_path, False))
+    quantize(scheme, checkpoint, experts=True)
+    refused = pytest.raises(UserError, match="(?i)MoE backend")
+    with refused, serve(checkpoint, 2, tmp_path, False):
+        pass

@@ -12,17 +12,13 @@ from conftest import LiveServers
 
 from vllm_diffgemma_tp import cpu_engine
 
-cpu_engine.arrange()
-from vllm_diffgemma_tp.compat.requests import has_diffusion_args  # noqa: E402
-
 sys.path.append(str(Path(__file__).parent / "releases"))
-from probes import ANSWERED, PROBES, REFUSED, Probe, outcome  # noqa: E402
+from probes import ANSWERED, REFUSED, Probe, known_probes, outcome  # noqa: E402
+
+cpu_engine.arrange()
+KNOWN = known_probes()
 
 pytestmark = pytest.mark.live
-
-KNOWN = [
-    probe for probe in PROBES if has_diffusion_args() or not probe.needs_diffusion_args
-]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 from importlib import metadata
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
+import fake_vllm
 import pytest
 
 import vllm_diffgemma_tp
@@ -36,14 +36,10 @@ def _run_python(code: str, **environment: str) -> str:
 def _fake_vllm(monkeypatch: pytest.MonkeyPatch, version: str) -> dict[str, str]:
     """Stand in for vllm with a registry that only remembers; returns its memory."""
     registered: dict[str, str] = {}
-    fake = ModuleType("vllm")
-    fake.__spec__ = ModuleSpec("vllm", None)
-    fake.__file__ = "vllm/__init__.py"
-    fake.__dict__["__version__"] = version
+    fake = fake_vllm.install(monkeypatch, version)
     fake.__dict__["ModelRegistry"] = SimpleNamespace(
         register_model=registered.__setitem__
     )
-    monkeypatch.setitem(sys.modules, "vllm", fake)
     return registered
 
 

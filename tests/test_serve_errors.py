@@ -11,10 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 
+import fake_vllm
 import pytest
 
 from vllm_diffgemma_tp import cli, cpu_engine, preflight, serve
@@ -172,11 +171,7 @@ def test_vllm_plugins_without_our_name_is_refused() -> None:
 def test_an_unsupported_vllm_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old = ModuleType("vllm")
-    old.__spec__ = ModuleSpec("vllm", None)
-    old.__file__ = "vllm/__init__.py"
-    old.__dict__["__version__"] = "0.23.0"
-    monkeypatch.setitem(sys.modules, "vllm", old)
+    fake_vllm.install(monkeypatch, "0.23.0")
     monkeypatch.setattr(cpu_engine, "arrange", lambda *_, **__: None)
     assert cli.main(["serve", "some/model", "--uds", "unused"]) == 1
     errors = capsys.readouterr().err

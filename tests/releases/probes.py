@@ -10,7 +10,6 @@ answers are in `test_live_release.py`.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import re
 import shutil
@@ -19,6 +18,7 @@ import tempfile
 import urllib.error
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,12 @@ from typing import Any
 TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS))
 from completions import PROMPT, complete  # noqa: E402
-from conftest import TINY_CONFIG  # noqa: E402
 from plugin_folder import NAME, install  # noqa: E402
+from tiny_server import TINY_CHECKPOINT, tiny_server  # noqa: E402
 
 from vllm_diffgemma_tp import cpu_engine  # noqa: E402
 from vllm_diffgemma_tp.bench.live import InTreeServer  # noqa: E402
 from vllm_diffgemma_tp.errors import UserError  # noqa: E402
-from vllm_diffgemma_tp.evals.config import load_config  # noqa: E402
 from vllm_diffgemma_tp.evals.server import Server, telling_line  # noqa: E402
 from vllm_diffgemma_tp.liveness import format_live_line  # noqa: E402
 
@@ -103,53 +102,59 @@ PROBES = (
 )
 
 
+def known_probes() -> list[Probe]:
+    """Those whose request the installed release has heard of."""
+    from vllm_diffgemma_tp.compat.requests import has_diffusion_args
+
+    known = has_diffusion_args()
+    return [probe for probe in PROBES if known or not probe.needs_diffusion_args]
+
+
 def outcome(server: Server, probe: Probe) -> str:
     """What comes of a request: one of the words above."""
     # vLLM's own class takes no other temperature, and its default may be another.
     body = {"max_tokens": 32, "temperature": 1.0, "return_token_ids": True}
     try:
-        ids = complete(server, PROMPT, **body | probe.body)["token_ids"]
-        again = ids
-        if probe.again:
-            again = complete(server, PROMPT, **body | probe.body)["token_ids"]
+        first, *others = (
+            complete(server, PROMPT, **body | probe.body)["token_ids"]
+            for _ in range(1 + probe.again)
+        )
     except urllib.error.HTTPError as error:
         if error.code < 500:
             return REFUSED
     except (OSError, HTTPException):
         pass
     else:
-        return ANSWERED if ids == again and probe.honoured(ids) else IGNORED
+        same = all(other == first for other in others)
+        return ANSWERED if same and probe.honoured(first) else IGNORED
     return FAILED if server.wait(20) is None else ENDED
 
 
 def ask_in_tree(probes: Iterable[Probe], tp_size: int, folder: Path) -> dict[str, Any]:
     """Outcome, and the telling line of the log, of each probe at this T."""
-    config = load_config(TINY_CONFIG)
     model = folder / "model"
-    _unpadded(Path(str(config.model_name)), model)
+    _unpadded(TINY_CHECKPOINT, model)
     cpu_engine.arrange(tp_size)
     plugin = folder / "plugin"
     plugin.mkdir()
-    env = install(REPORT_FREE_MEMORY, plugin)
-    server = InTreeServer(
-        str(model),
+    server = tiny_server(
         tp_size,
-        folder / "server.log",
-        [*config.server_arguments, "--load-format", "dummy"],
-        env | {"VLLM_CACHE_ROOT": str(folder / "cache")},
-        config.startup_max_wait_seconds,
-        plugins=NAME,
+        folder,
+        model=model,
+        flags=["--load-format", "dummy"],
+        env=install(REPORT_FREE_MEMORY, plugin),
+        kind=partial(InTreeServer, plugins=NAME),
     )
     found: dict[str, Any] = {}
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(server)
-        except UserError:
-            return {probe.name: _found(ENDED, server) for probe in probes}
-        for probe in probes:
-            if ENDED in (last["outcome"] for last in found.values()):
-                break
-            found[probe.name] = _found(outcome(server, probe), server)
+    try:
+        with server:
+            for probe in probes:
+                word = outcome(server, probe)
+                found[probe.name] = _found(word, server)
+                if word == ENDED:
+                    break
+    except UserError:
+        return {probe.name: _found(ENDED, server) for probe in probes}
     return found
 
 
@@ -167,15 +172,7 @@ def _unpadded(checkpoint: Path, folder: Path) -> None:
 
 def ask_ours(folder: Path) -> dict[str, str]:
     """What this project's class says of itself at T = 2, and its first answer."""
-    config = load_config(TINY_CONFIG)
-    with Server(
-        str(config.model_name),
-        2,
-        folder / "server.log",
-        config.server_arguments,
-        {"VLLM_CACHE_ROOT": str(folder / "cache")},
-        config.startup_max_wait_seconds,
-    ) as server:
+    with tiny_server(2, folder) as server:
         last = max(server.assert_plugin_live(), key=lambda live: live.rank)
         answer = complete(server, PROMPT, max_tokens=32, seed=1)["text"]
         return {"live_line": format_live_line(last), "answer": answer}
@@ -196,18 +193,11 @@ def main() -> None:
     parser.add_argument("result", type=Path)
     path = parser.parse_args().result
     cpu_engine.arrange()
-    from vllm_diffgemma_tp.compat.requests import has_diffusion_args
-
-    known = has_diffusion_args()
+    known = known_probes()
     in_tree: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for tp_size in (1, 2):
-            probes = [
-                probe
-                for probe in PROBES
-                if probe.tp_size == tp_size
-                and (known or not probe.needs_diffusion_args)
-            ]
+            probes = [probe for probe in known if probe.tp_size == tp_size]
             own = Path(folder) / str(tp_size)
             own.mkdir()
             in_tree |= ask_in_tree(probes, tp_size, own)

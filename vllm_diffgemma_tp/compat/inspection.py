@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -73,24 +73,21 @@ class Class:
 
     module: Module
     node: ast.ClassDef
-    _members: dict[str, ast.stmt] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._members = {}
+    @cached_property
+    def members(self) -> dict[str, ast.stmt]:
+        """Methods, class attributes, and what methods assign to ``self``."""
+        members: dict[str, ast.stmt] = {}
         for base in self.node.bases:
             name = base.value if isinstance(base, ast.Subscript) else base
             found = isinstance(name, ast.Name) and self.module.find_class(name.id)
-            self._members |= found.members if found else {}
+            members |= found.members if found else {}
         for statement in _flat(self.node.body):
-            self._members |= dict.fromkeys(_defined(statement), statement)
+            members |= dict.fromkeys(_defined(statement), statement)
             if isinstance(statement, Function):
                 for attribute in _assigned_to_self(statement):
-                    self._members.setdefault(attribute, statement)
-
-    @property
-    def members(self) -> dict[str, ast.stmt]:
-        """Methods, class attributes, and what methods assign to ``self``."""
-        return self._members
+                    members.setdefault(attribute, statement)
+        return members
 
 
 def parameters(function: Function) -> tuple[list[str], list[str]]:
@@ -115,13 +112,10 @@ def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     for statement in body:
         yield statement
         if isinstance(statement, ast.If | ast.Try | ast.With):
-            blocks = [statement.body]
-            if not isinstance(statement, ast.With):
-                blocks.append(statement.orelse)
-            if isinstance(statement, ast.Try):
-                blocks += [handler.body for handler in statement.handlers]
-            for block in blocks:
-                yield from _flat(block)
+            yield from _flat(statement.body)
+            yield from _flat(getattr(statement, "orelse", []))
+            for handler in getattr(statement, "handlers", []):
+                yield from _flat(handler.body)
 
 
 def _defined(statement: ast.stmt) -> list[str]:

@@ -123,6 +123,7 @@ def _can_travel(value: Any) -> bool:
     return True
 
 
+@functools.cache
 def has_diffusion_args() -> bool:
     """Whether this vLLM checks, schedules and documents ``diffusion_`` arguments.
 

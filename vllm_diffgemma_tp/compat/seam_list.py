@@ -64,11 +64,7 @@ _MODEL = (
         members="org_vocab_start_index org_vocab_end_index "
         "padded_org_vocab_start_index padded_org_vocab_end_index",
     ),
-    Seam(
-        "vllm.distributed.parallel_state",
-        calls={"get_tp_group": ""},
-        owner=None,
-    ),
+    Seam("vllm.distributed.parallel_state", calls={"get_tp_group": ""}),
     Seam(
         "vllm.distributed.parallel_state",
         names="all_reduce all_gather",

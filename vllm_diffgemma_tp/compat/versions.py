@@ -9,6 +9,7 @@ names what moved.
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 
@@ -25,6 +26,8 @@ EXERCISED_VLLM = ("0.24.0", "0.27.1", "0.30.0", "0.31.0", "0.32.0")
 _NAMED_AT_MOST = 3
 
 
+# Asked before a server is started, and by vLLM whenever it loads the plugin.
+@functools.cache
 def unsupported_reason(vllm_version: str, vllm_folder: Path) -> str | None:
     """Say why a vLLM is refused, or None if it is not.
 
