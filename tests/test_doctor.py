@@ -15,7 +15,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_diffgemma_tp import cli, cpu_engine, doctor_checks, known_limits
+from vllm_diffgemma_tp import (
+    cli,
+    cpu_engine,
+    deployment_checks,
+    doctor_checks,
+    known_limits,
+)
 from vllm_diffgemma_tp.errors import UserError
 from vllm_diffgemma_tp.plan.checkpoint import preset
 
@@ -197,24 +203,24 @@ def platform(
 
 def test_too_few_devices_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     platform(monkeypatch, "cuda", memory_gib=16, count=2)
-    assert "2 x card, 16.0 GiB" in doctor_checks.devices(2)
+    assert "2 x card, 16.0 GiB" in deployment_checks.devices(2)
     with pytest.raises(UserError, match="T = 4 needs as many devices, and 2"):
-        doctor_checks.devices(4)
+        deployment_checks.devices(4)
 
 
 def test_no_accelerator_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     platform(monkeypatch, "none")
     with pytest.raises(UserError, match="finds no accelerator"):
-        doctor_checks.devices(1)
+        deployment_checks.devices(1)
 
 
 def test_a_model_that_does_not_fit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real_shape = str(TINY.parents[1] / "real-shape")
     platform(monkeypatch, "cuda", memory_gib=24)
-    assert "left for the KV cache" in doctor_checks.memory(real_shape, 2, False)
+    assert "left for the KV cache" in deployment_checks.memory(real_shape, 2, False)
     platform(monkeypatch, "cuda", memory_gib=2)
     with pytest.raises(UserError, match="lacks .* GiB.*vllm-diffgemma-tp plan"):
-        doctor_checks.memory(real_shape, 2, False)
+        deployment_checks.memory(real_shape, 2, False)
 
 
 def nvfp4(folder: Path) -> str:
@@ -226,17 +232,17 @@ def nvfp4(folder: Path) -> str:
 
 def test_nvfp4_experts_that_cannot_be_sharded_are_found(tmp_path: Path) -> None:
     model = nvfp4(tmp_path)
-    assert doctor_checks.model(model, 1, False)
-    assert doctor_checks.model(model, 4, True)
+    assert deployment_checks.model(model, 1, False)
+    assert deployment_checks.model(model, 4, True)
     with pytest.raises(UserError, match="704 / 4.*--enable-expert-parallel"):
-        doctor_checks.model(model, 4, False)
+        deployment_checks.model(model, 4, False)
 
 
 def test_a_model_that_ranks_cannot_share_is_found() -> None:
     with pytest.raises(UserError, match="divisor of 4"):
-        doctor_checks.model(str(TINY), 3, False)
+        deployment_checks.model(str(TINY), 3, False)
     with pytest.raises(UserError, match="no checkpoint at ./nowhere"):
-        doctor_checks.model("./nowhere", 1, False)
+        deployment_checks.model("./nowhere", 1, False)
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,16 @@ def test_the_telling_line_is_the_cause_and_not_its_wrapper() -> None:
     assert telling_line(log) == "ValueError: No available memory."
 
 
+def test_the_telling_line_may_be_an_exception_without_a_message() -> None:
+    log = (
+        "(APIServer pid=7) WARNING 11-30 [y.py:2] This can cause errors like `OSError: "
+        "[Errno 24] Too many open files`.\n"
+        "(EngineCore pid=8) ERROR 11-30 [x.py:1] AssertionError\n"
+        'INFO: 127.0.0.1 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n'
+    )
+    assert telling_line(log) == "AssertionError"
+
+
 def test_the_telling_line_may_be_the_sentence_of_the_serve_command() -> None:
     log = "WARNING ImportError: no such extension\nvllm-diffgemma-tp: No such port.\n"
     assert telling_line(log) == "vllm-diffgemma-tp: No such port."

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from vllm_diffgemma_tp import cpu_engine
+from vllm_diffgemma_tp import deployment_checks as deployment
 from vllm_diffgemma_tp import doctor_checks as checks
 from vllm_diffgemma_tp.arguments import positive_int
 from vllm_diffgemma_tp.environment import quiet_vllm
@@ -67,8 +68,8 @@ def examine(args: argparse.Namespace) -> list[Finding]:
             ("versions", checks.versions),
             ("plugin", checks.plugin),
             ("environment", checks.environment),
-            ("attention", partial(checks.attention, args.attention_backend)),
-            ("pipeline", partial(checks.pipeline, args.pipeline_parallel_size)),
+            ("attention", partial(deployment.attention, args.attention_backend)),
+            ("pipeline", partial(deployment.pipeline, args.pipeline_parallel_size)),
             arrange,
             vllm,
         ]
@@ -80,12 +81,12 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         ("registered", checks.registered),
         ("runner", checks.runner),
         ("processor", checks.processor),
-        ("devices", partial(checks.devices, args.tp)),
+        ("devices", partial(deployment.devices, args.tp)),
     ]
     if args.model:
         asked = (args.model, args.tp, args.enable_expert_parallel)
-        more.append(("model", partial(checks.model, *asked)))
-        more.append(("memory", partial(checks.memory, *asked)))
+        more.append(("model", partial(deployment.model, *asked)))
+        more.append(("memory", partial(deployment.memory, *asked)))
     return findings + _findings(more)
 
 

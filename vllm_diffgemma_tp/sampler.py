@@ -144,7 +144,9 @@ class DiffusionSampler:
             return
         states = self.states
         slots = async_tensor_h2d(slots_np.astype(np.int64), device=states.canvas.device)
-        canvas = self._random_canvas(slots, states.canvas_index[slots])
+        canvas = states.random_canvas(
+            slots, states.canvas_index[slots], self.vocab_step.shard.vocab_size
+        )
         canvas = torch.where(
             states.has_seed_canvas[slots, None], states.seed_canvas[slots], canvas
         )
@@ -186,7 +188,7 @@ class DiffusionSampler:
             step=states.step[batch.row_slots],
             position=batch.positions,
         )
-        # A request of one step never denoises again.
+        # A request of one step never denoises again, and its slot stays at zero.
         want_soft_embedding = any(
             states.options[slot].max_steps > 1 for slot in batch.slots_np.tolist()
         )
@@ -245,10 +247,11 @@ class DiffusionSampler:
         num_sampled[batch.index] = (batch.widths * emits).to(num_sampled.dtype)
 
         canvas_index = states.canvas_index[slots] + commits
-        canvas = torch.where(finished[:, None], argmax, denoised)
-        canvas = torch.where(
-            commits[:, None], self._random_canvas(slots, canvas_index), canvas
+        next_canvas = states.random_canvas(
+            slots, canvas_index, self.vocab_step.shard.vocab_size
         )
+        canvas = torch.where(finished[:, None], argmax, denoised)
+        canvas = torch.where(commits[:, None], next_canvas, canvas)
         continues = ~commits & ~finished & ~broken
         states.canvas[slots] = canvas
         states.argmax_canvas[slots] = best
@@ -257,47 +260,22 @@ class DiffusionSampler:
         states.stable_steps[slots] = stable_steps * ~commits
         states.widest[slots] = widest * ~commits
         states.is_encoder_phase[slots] = finished & ~states.read_only[slots]
-        self._store_soft_embedding(tokens.soft_embedding, batch, continues)
+        # A pinned position takes its seed token as input; its own prediction must not
+        # come back through self-conditioning (vllm#57250).
+        feeds_back = continues[:, None] & ~states.pinned[slots]
+        if tokens.soft_embedding is not None:
+            states.store_soft_embedding(
+                tokens.soft_embedding,
+                batch.row_slots,
+                batch.positions,
+                feeds_back[batch.row_requests, batch.positions],
+            )
         self._publish(slots, canvas)
         if self.checks_lockstep:
             lockstep.check_canvases(
                 states, slots, self.vocab_step.shard, self.vocab_step.collectives
             )
         return tokens.argmax, finished
-
-    def _store_soft_embedding(
-        self,
-        soft_embedding: torch.Tensor | None,
-        batch: CanvasBatch,
-        continues: torch.Tensor,
-    ) -> None:
-        states = self.states
-        if soft_embedding is None:
-            states.soft_embedding[batch.slots] = 0
-            return
-        # A pinned position takes its seed token as input; its own prediction must not
-        # come back through self-conditioning (vllm#57250).
-        keep = continues[:, None] & ~states.pinned[batch.slots]
-        keep_rows = keep[batch.row_requests, batch.positions][:, None]
-        states.soft_embedding[batch.row_slots, batch.positions] = torch.where(
-            keep_rows, soft_embedding, 0
-        ).to(states.soft_embedding.dtype)
-
-    def _random_canvas(
-        self, slots: torch.Tensor, canvas_index: torch.Tensor
-    ) -> torch.Tensor:
-        """Uniform token ids to start a canvas from, ``[slots, canvas]`` int64."""
-        length = self.states.canvas_length
-        counters = RowCounters(
-            seed=self.states.seed[slots].repeat_interleave(length),
-            canvas_index=canvas_index.repeat_interleave(length),
-            step=torch.zeros(
-                len(slots) * length, dtype=torch.int64, device=slots.device
-            ),
-            position=torch.arange(length, device=slots.device).repeat(len(slots)),
-        )
-        ids = counters.token_ids(Purpose.CANVAS, self.vocab_step.shard.vocab_size)
-        return ids.view(len(slots), length)
 
     def _publish(self, slots: torch.Tensor, canvas: torch.Tensor) -> None:
         """Hand the canvases to the runner as the next step's input tokens."""

@@ -32,8 +32,12 @@ POLL_SECONDS = 0.5
 #: loses it ("Server disconnected").
 KEEP_ALIVE_SECONDS = 3600
 
+# An exception's name stands at the start of a line, or after the prefixes of processes
+# and loggers; one that is quoted within a sentence, as in a warning, is no reason.
 _REASON = re.compile(
-    r"^vllm-diffgemma-tp: .+|\b(?:\w+\.)*\w*(?:Error|Exception|error): .+", re.MULTILINE
+    r"^vllm-diffgemma-tp: .+"
+    r"|(?:^|(?<=[\])] )|(?<=: ))(?:\w+\.)*\w*(?:Error|Exception|error)(?:: .+|$)",
+    re.MULTILINE,
 )
 # vLLM wraps the cause in these on its way up from a worker to the API server.
 _WRAPPER = re.compile(r"initialization failed|See root cause|See stack|cancelled")
@@ -172,7 +176,11 @@ class Server:
         longest = self._startup_max_wait_seconds
         deadline = time.monotonic() + longest
         title = f"starting {Path(self.model).name} at TP={self.tensor_parallel_size}"
-        with tqdm(desc=title, bar_format="{desc}: {elapsed}", mininterval=1) as bar:
+        # Each update is a line of its own in a file.
+        seconds = 1 if sys.stderr.isatty() else 15
+        with tqdm(
+            desc=title, bar_format="{desc}: {elapsed}", mininterval=seconds
+        ) as bar:
             while not self._healthy():
                 if process.poll() is not None:
                     raise UserError(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from vllm_diffgemma_tp.sampling.counter_rng import Purpose, RowCounters
 from vllm_diffgemma_tp.sampling.vocab_edits import VocabEdits
 
 # Seeds kept of requests that left a slot. The runner removes preempted requests like
@@ -157,6 +158,39 @@ class CanvasStates:
         if options.pinned:
             positions = torch.tensor(options.pinned, device=self.canvas.device)
             self.pinned[slot, positions] = True
+
+    def random_canvas(
+        self, slots: torch.Tensor, canvas_index: torch.Tensor, vocab_size: int
+    ) -> torch.Tensor:
+        """Uniform token ids to start a canvas from, ``[slots, canvas]`` int64."""
+        length, device = self.canvas_length, slots.device
+        counters = RowCounters(
+            seed=self.seed[slots].repeat_interleave(length),
+            canvas_index=canvas_index.repeat_interleave(length),
+            step=torch.zeros(len(slots) * length, dtype=torch.int64, device=device),
+            position=torch.arange(length, device=device).repeat(len(slots)),
+        )
+        ids = counters.token_ids(Purpose.CANVAS, vocab_size)
+        return ids.view(len(slots), length)
+
+    def store_soft_embedding(
+        self,
+        soft_embedding: torch.Tensor,
+        row_slots: torch.Tensor,
+        positions: torch.Tensor,
+        feeds_back: torch.Tensor,
+    ) -> None:
+        """Keep what self-conditioning reads in the next step.
+
+        Args:
+            soft_embedding: ``[rows, hidden]``.
+            row_slots, positions: Where each row belongs, ``[rows]`` int64.
+            feeds_back: Rows that the next step reads, ``[rows]`` bool; the others get
+                a zero.
+        """
+        self.soft_embedding[row_slots, positions] = torch.where(
+            feeds_back[:, None], soft_embedding, 0
+        ).to(self.soft_embedding.dtype)
 
     def remove_request(self, slot: int) -> None:
         self.is_encoder_phase[slot] = False
