@@ -9,12 +9,16 @@ go. The import hooks of `cpu_engine` run them, on the CPU build alone.
 
 import functools
 import importlib.util
+import inspect
 import json
 import os
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+#: Surrounds the import of a module, which it is given to execute.
+Hook = Callable[[Callable[[], None]], None]
 
 
 def _with_triton_cpu_backend(exec_module: Callable[[], None]) -> None:
@@ -108,38 +112,58 @@ def _exchange_unequal_shares(communicator: Any) -> None:
     communicator.reduce_scatterv = reduce_scatterv
 
 
-def _with_expert_map(exec_module: Callable[[], None]) -> None:
+def _with_own_experts(module_name: str, owner: str, method: str) -> Hook:
     """Let the fused experts compute those of their rank, and no others.
 
-    `cpu_fused_moe` takes ids of the rank's own experts. With --enable-expert-parallel
-    vLLM from 0.30 to 0.32.0 hands it ids of all, and a worker dies of SIGSEGV, with
-    vLLM's own class too. Here an expert of another rank is the first of this one, at
-    weight 0. To 0.27 such experts are elsewhere, and parted ones have not been tried.
-    Can go when the CPU's experts look at `expert_map`.
+    The kernel takes ids of the rank's own experts. With --enable-expert-parallel vLLM
+    to 0.32.0 hands it ids of all, and a worker dies of SIGSEGV, with vLLM's own class
+    too. Here an expert of another rank is the first of this one, at weight 0. Can go
+    when the CPU's experts look at their `expert_map`.
+
+    Args:
+        module_name: Where a release may have them.
+        owner: The class that computes a layer's experts.
+        method: Its method that is given the map, and in which the kernel is called.
     """
-    exec_module()
-    experts = getattr(sys.modules[_CPU_EXPERTS], "CPUUnquantizedExperts", None)
-    if experts is None:
-        return
-    apply = experts.apply
 
-    @functools.wraps(apply)
-    def apply_own(  # type: ignore[no-untyped-def]
-        self, *, topk_ids, topk_weights, expert_map, **others
-    ):
-        if expert_map is not None:
-            own = expert_map[topk_ids.long()].to(topk_ids.dtype)
-            topk_ids = own.clamp(min=0)
-            topk_weights = topk_weights.masked_fill(own < 0, 0)
-        return apply(
-            self,
-            topk_ids=topk_ids,
-            topk_weights=topk_weights,
-            expert_map=None,
-            **others,
-        )
+    def hook(exec_module: Callable[[], None]) -> None:
+        exec_module()
+        module = sys.modules[module_name]
+        if hasattr(module, owner):
+            _compute_own_experts(module, getattr(module, owner), method)
 
-    experts.apply = apply_own
+    return hook
+
+
+def _compute_own_experts(module: Any, experts: Any, method: str) -> None:
+    compute, kernel = getattr(experts, method), module.cpu_fused_moe
+    # Releases differ in the order of the arguments, not in their names.
+    of_compute, of_kernel = inspect.signature(compute), inspect.signature(kernel)
+    # Of the layer that is computed; None where the rank holds all experts.
+    expert_maps: list[Any] = [None]
+
+    @functools.wraps(compute)
+    def compute_own(*args, **kwargs):  # type: ignore[no-untyped-def]
+        given = of_compute.bind(*args, **kwargs).arguments
+        expert_maps.append(given.get("expert_map"))
+        try:
+            return compute(*args, **kwargs)
+        finally:
+            expert_maps.pop()
+
+    @functools.wraps(kernel)
+    def kernel_of_own(*args, **kwargs):  # type: ignore[no-untyped-def]
+        if expert_maps[-1] is None:
+            return kernel(*args, **kwargs)
+        call = of_kernel.bind(*args, **kwargs)
+        given = call.arguments
+        own = expert_maps[-1][given["topk_ids"].long()].to(given["topk_ids"].dtype)
+        given["topk_ids"] = own.clamp(min=0)
+        given["topk_weights"] = given["topk_weights"].masked_fill(own < 0, 0)
+        return kernel(*call.args, **call.kwargs)
+
+    setattr(experts, method, compute_own)
+    module.cpu_fused_moe = kernel_of_own
 
 
 def _with_ray_devices(exec_module: Callable[[], None]) -> None:
@@ -168,11 +192,15 @@ def _with_ray_devices(exec_module: Callable[[], None]) -> None:
 
 _CPU_COMMUNICATOR = "vllm.distributed.device_communicators.cpu_communicator"
 _CPU_EXPERTS = "vllm.model_executor.layers.fused_moe.experts.cpu_moe"
+_CPU_EXPERTS_TO_0_27 = "vllm.model_executor.layers.fused_moe.cpu_fused_moe"
 _RAY_UTILS = "vllm.v1.executor.ray_utils"
-HOOKS: dict[str, Callable[[Callable[[], None]], None]] = {
+HOOKS: dict[str, Hook] = {
     "vllm.triton_utils.importing": _with_triton_cpu_backend,
     "torchvision.extension": _with_torchvision_schemas,
     _CPU_COMMUNICATOR: _with_communicator,
-    _CPU_EXPERTS: _with_expert_map,
+    _CPU_EXPERTS: _with_own_experts(_CPU_EXPERTS, "CPUUnquantizedExperts", "apply"),
+    _CPU_EXPERTS_TO_0_27: _with_own_experts(
+        _CPU_EXPERTS_TO_0_27, "CPUFusedMOE", "__call__"
+    ),
     _RAY_UTILS: _with_ray_devices,
 }
