@@ -168,6 +168,17 @@ def test_trained_weights_give_one_ranks_answers(
     assert_as_one_rank(trained, live_servers.at(tp_size))
 
 
+@pytest.mark.own_server
+def test_parted_experts_give_one_ranks_answers(
+    live_servers: LiveServers, trained: OneRank
+) -> None:
+    with live_servers.own(2, ["--enable-expert-parallel"]) as server:
+        server.assert_plugin_live()
+        # A rank that held all of them would answer right, too.
+        assert "_EP1" in server.log
+        assert_as_one_rank(trained, server)
+
+
 def test_a_rank_that_stands_still_for_seconds_changes_no_answer(
     live_tp2: Server,
 ) -> None:

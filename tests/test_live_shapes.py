@@ -150,16 +150,6 @@ class TestTwoRanks:
         assert result["total_output_tokens"] == 12 * 40
 
 
-def test_experts_on_one_rank_each(
-    live_servers: LiveServers, reference: Reference
-) -> None:
-    with live_servers.own(2, ["--enable-expert-parallel"]) as server:
-        server.assert_plugin_live()
-        # A rank that held all of them would answer right, too.
-        assert "_EP1" in server.log
-        assert answers(server) == reference.answers
-
-
 @pytest.mark.parametrize(
     "flags", [[], ["--enable-expert-parallel"]], ids=["", "experts parted"]
 )
