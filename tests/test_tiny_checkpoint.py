@@ -88,6 +88,17 @@ def test_the_config_has_sliding_and_full_attention_and_ends_on_full(
     assert layer_types[-1] == "full_attention"
 
 
+@pytest.mark.parametrize("folder", ["tiny/checkpoint", "real-shape"])
+def test_an_image_has_as_many_tokens_wherever_it_is_asked(folder: str) -> None:
+    config, processor = (
+        json.loads((TINY.parent / folder / name).read_text())
+        for name in ("config.json", "processor_config.json")
+    )
+    tokens = config["vision_config"]["default_output_length"]
+    assert processor["image_processor"]["max_soft_tokens"] == tokens
+    assert processor["image_seq_length"] == tokens
+
+
 def test_only_sliding_layers_carry_value_weights(
     config: dict[str, Any], weight_names: set[str]
 ) -> None:

@@ -31,6 +31,8 @@ from transformers.models.gemma4.video_processing_gemma4 import Gemma4VideoProces
 
 CANVAS_LENGTH = 32
 HIDDEN_SIZE = 64
+# At most, of an image. vLLM to 0.29 reads one of the two places where it is said.
+IMAGE_TOKENS = 70
 
 
 def model_config(tokenizer: PreTrainedTokenizerFast) -> DiffusionGemmaConfig:
@@ -66,7 +68,7 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> DiffusionGemmaConfig:
         num_key_value_heads=2,
         head_dim=16,
         position_embedding_size=64,
-        default_output_length=70,
+        default_output_length=IMAGE_TOKENS,
     )
     token_id = tokenizer.convert_tokens_to_ids
     return DiffusionGemmaConfig(
@@ -121,8 +123,9 @@ def processor(tokenizer: PreTrainedTokenizerFast) -> Gemma4Processor:
     """The Gemma 4 processor around `tokenizer`; saving it saves the tokenizer too."""
     return Gemma4Processor(
         feature_extractor=Gemma4AudioFeatureExtractor(),
-        image_processor=Gemma4ImageProcessor(),
+        image_processor=Gemma4ImageProcessor(max_soft_tokens=IMAGE_TOKENS),
         tokenizer=tokenizer,
         video_processor=Gemma4VideoProcessor(),
         chat_template=tokenizer.chat_template,
+        image_seq_length=IMAGE_TOKENS,
     )
