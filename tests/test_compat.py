@@ -16,10 +16,13 @@ import pytest
 from packaging.version import Version
 
 import vllm_diffgemma_tp
+from vllm_diffgemma_tp import cpu_engine
 from vllm_diffgemma_tp.compat import versions
+from vllm_diffgemma_tp.compat.cpu_seams import CPU_SEAMS
 from vllm_diffgemma_tp.compat.inspection import Source
 from vllm_diffgemma_tp.compat.seam_list import SEAMS
 from vllm_diffgemma_tp.compat.seams import moved_seams
+from vllm_diffgemma_tp.cpu_repairs import HOOKS
 
 PACKAGE = Path(vllm_diffgemma_tp.__file__).parent
 # They measure the installed vLLM's own class, and are not part of serving.
@@ -59,9 +62,30 @@ def test_no_seam_has_moved_in_the_installed_release() -> None:
     import vllm
 
     source = Source(installed_vllm().parent)
-    assert moved_seams(source, Version(Version(vllm.__version__).base_version)) == []
+    release = Version(Version(vllm.__version__).base_version)
+    cpu_build = cpu_engine.is_cpu_build()
+    assert moved_seams(source, release, cpu_build) == []
     # Nor would it be refused as a release nobody knows.
-    assert moved_seams(source, None) == []
+    assert moved_seams(source, None, cpu_build) == []
+
+
+@pytest.mark.skipif(not cpu_engine.is_cpu_build(), reason="not vLLM's CPU build")
+def test_what_the_cpu_repairs_rely_on_is_looked_for_on_a_cpu_alone(
+    vllm_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "vllm.model_executor.layers.fused_moe.experts.cpu_moe"
+    edit(vllm_copy, module, "expert_map:", "own_experts:")
+    reason = versions.unsupported_reason(UNKNOWN, vllm_copy)
+    assert reason is not None
+    assert "CPUUnquantizedExperts.apply takes" in reason
+    monkeypatch.setattr(cpu_engine, "is_cpu_build", lambda: False)
+    versions.unsupported_reason.cache_clear()
+    assert versions.unsupported_reason(UNKNOWN, vllm_copy) is None
+
+
+def test_every_cpu_repair_is_of_a_seam() -> None:
+    listed = {seam.module for seam in CPU_SEAMS}
+    assert {module for module in HOOKS if module.startswith("vllm.")} <= listed
 
 
 def test_every_import_of_vllm_is_among_the_seams() -> None:

@@ -48,18 +48,20 @@ class Seam:
 _LATER_THAN_ALL = Version("1000")
 
 
-def moved_seams(source: Source, release: Version | None) -> list[str]:
+def moved_seams(source: Source, release: Version | None, cpu_build: bool) -> list[str]:
     """What is not as this project needs it, a phrase each.
 
     Args:
         source: Where vLLM's package lies.
         release: Which release it is; None for one later than all that are known.
+        cpu_build: Whether to look for what `cpu_repairs` relies on, too.
     """
+    from vllm_diffgemma_tp.compat.cpu_seams import CPU_SEAMS
     from vllm_diffgemma_tp.compat.seam_list import SEAMS
 
     return [
         phrase
-        for seam in SEAMS
+        for seam in (*SEAMS, *(CPU_SEAMS if cpu_build else ()))
         if SpecifierSet(seam.releases).contains(release or _LATER_THAN_ALL)
         for phrase in _moved(seam, source)
     ]

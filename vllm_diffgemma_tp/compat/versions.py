@@ -15,6 +15,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from vllm_diffgemma_tp import cpu_engine
 from vllm_diffgemma_tp.compat.inspection import Source
 from vllm_diffgemma_tp.compat.seams import moved_seams
 
@@ -48,7 +49,8 @@ def unsupported_reason(vllm_version: str, vllm_folder: Path) -> str | None:
         )
     if is_exercised(vllm_version):
         return None
-    moved = moved_seams(Source(vllm_folder.parent), release)
+    source = Source(vllm_folder.parent)
+    moved = moved_seams(source, release, cpu_engine.is_cpu_build())
     if not moved:
         return None
     named = "; ".join(moved[:_NAMED_AT_MOST])
