@@ -22,7 +22,17 @@ from vllm_diffgemma_tp.compat.seams import moved_seams
 #: vLLM has had the model since then.
 OLDEST_VLLM = "0.24.0"
 #: Releases whose engine ran the tests of `make compat`.
-EXERCISED_VLLM = ("0.24.0", "0.25.1", "0.27.1", "0.30.0", "0.31.0", "0.32.0")
+EXERCISED_VLLM = (
+    "0.24.0",
+    "0.25.1",
+    "0.26.0",
+    "0.27.1",
+    "0.28.0",
+    "0.29.0",
+    "0.30.0",
+    "0.31.0",
+    "0.32.0",
+)
 
 _NAMED_AT_MOST = 3
 
