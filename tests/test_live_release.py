@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from conftest import LiveServers
+from test_live_shapes import ONE_IMAGE, image, see
 
 from vllm_diffgemma_tp import cpu_engine
+from vllm_diffgemma_tp.compat.requests import has_diffusion_args
 
 sys.path.append(str(Path(__file__).parent / "releases"))
 from probes import ANSWERED, REFUSED, Probe, known_probes, outcome  # noqa: E402
@@ -31,3 +33,12 @@ def test_what_vllms_own_class_is_asked(
 ) -> None:
     server = live_servers.at(tp_size)
     assert outcome(server, probe) == (REFUSED if probe.refused else ANSWERED)
+
+
+@pytest.mark.own_server
+@pytest.mark.skipif(
+    has_diffusion_args(), reason="test_live_shapes asks more, of such a release"
+)
+def test_an_image_is_answered(live_servers: LiveServers) -> None:
+    with live_servers.own(2, ONE_IMAGE) as server:
+        assert see(server, image(1))["message"]["content"]

@@ -27,6 +27,7 @@ from vllm.model_executor.models.gemma4_mm import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from vllm_diffgemma_tp import __version__
+from vllm_diffgemma_tp.compat.images import complete_vision
 from vllm_diffgemma_tp.liveness import LiveRank, format_live_line
 from vllm_diffgemma_tp.memory_line import format_weights_line, weight_bytes
 from vllm_diffgemma_tp.model_state import VocabShardedModelState
@@ -50,6 +51,7 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        complete_vision(self)
         for table in (self.model.embed_tokens, self.lm_head):
             if not isinstance(table.quant_method, UnquantizedEmbeddingMethod):
                 raise ValueError(

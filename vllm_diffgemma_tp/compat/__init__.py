@@ -5,5 +5,5 @@
 Every difference lives here once, with its reason and the condition on which it can go,
 and so does every check or function of vLLM's that is replaced for requests. The modules
 are apart by who imports them: ``versions`` and ``seams`` need no vLLM, ``requests`` is
-for the API process, ``steps`` for a worker.
+for the API process, ``steps`` and ``images`` for a worker.
 """
