@@ -31,7 +31,7 @@ from transformers.models.gemma4.video_processing_gemma4 import Gemma4VideoProces
 
 CANVAS_LENGTH = 32
 HIDDEN_SIZE = 64
-# At most, of an image. vLLM to 0.29 reads one of the two places where it is said.
+# At most, of an image. vLLM 0.28 reads both places that say it, and wants them equal.
 IMAGE_TOKENS = 70
 
 
