@@ -17,6 +17,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+# Also named by ``compat.cpu_seams``.
+TRITON_CHECK = "vllm.triton_utils.importing"
+CPU_COMMUNICATOR = "vllm.distributed.device_communicators.cpu_communicator"
+CPU_EXPERTS = "vllm.model_executor.layers.fused_moe.experts.cpu_moe"
+CPU_EXPERTS_TO_0_27 = "vllm.model_executor.layers.fused_moe.cpu_fused_moe"
+RAY_UTILS = "vllm.v1.executor.ray_utils"
+
 #: Surrounds the import of a module, which it is given to execute.
 Hook = Callable[[Callable[[], None]], None]
 
@@ -60,7 +67,7 @@ def _with_torchvision_schemas(exec_module: Callable[[], None]) -> None:
 
 def _with_communicator(exec_module: Callable[[], None]) -> None:
     exec_module()
-    communicator = sys.modules[_CPU_COMMUNICATOR]
+    communicator = sys.modules[CPU_COMMUNICATOR]
     _gather_empty_tensors(communicator._CPUSHMDistributed)
     _exchange_unequal_shares(communicator.CpuCommunicator)
 
@@ -174,7 +181,7 @@ def _with_ray_devices(exec_module: Callable[[], None]) -> None:
     `ray start --num-gpus`. Can go when the CPU platform has a `ray_device_key`.
     """
     exec_module()
-    ray_utils: Any = sys.modules[_RAY_UTILS]
+    ray_utils: Any = sys.modules[RAY_UTILS]
     platform = type(ray_utils.current_platform)
     if platform.ray_device_key:
         return
@@ -190,17 +197,13 @@ def _with_ray_devices(exec_module: Callable[[], None]) -> None:
     ray_utils.initialize_ray_cluster = initialize_ray_cluster
 
 
-_CPU_COMMUNICATOR = "vllm.distributed.device_communicators.cpu_communicator"
-_CPU_EXPERTS = "vllm.model_executor.layers.fused_moe.experts.cpu_moe"
-_CPU_EXPERTS_TO_0_27 = "vllm.model_executor.layers.fused_moe.cpu_fused_moe"
-_RAY_UTILS = "vllm.v1.executor.ray_utils"
 HOOKS: dict[str, Hook] = {
-    "vllm.triton_utils.importing": _with_triton_cpu_backend,
+    TRITON_CHECK: _with_triton_cpu_backend,
     "torchvision.extension": _with_torchvision_schemas,
-    _CPU_COMMUNICATOR: _with_communicator,
-    _CPU_EXPERTS: _with_own_experts(_CPU_EXPERTS, "CPUUnquantizedExperts", "apply"),
-    _CPU_EXPERTS_TO_0_27: _with_own_experts(
-        _CPU_EXPERTS_TO_0_27, "CPUFusedMOE", "__call__"
+    CPU_COMMUNICATOR: _with_communicator,
+    CPU_EXPERTS: _with_own_experts(CPU_EXPERTS, "CPUUnquantizedExperts", "apply"),
+    CPU_EXPERTS_TO_0_27: _with_own_experts(
+        CPU_EXPERTS_TO_0_27, "CPUFusedMOE", "__call__"
     ),
-    _RAY_UTILS: _with_ray_devices,
+    RAY_UTILS: _with_ray_devices,
 }

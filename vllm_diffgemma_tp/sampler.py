@@ -260,10 +260,10 @@ class DiffusionSampler:
         states.stable_steps[slots] = stable_steps * ~commits
         states.widest[slots] = widest * ~commits
         states.is_encoder_phase[slots] = finished & ~states.read_only[slots]
-        # A pinned position takes its seed token as input; its own prediction must not
-        # come back through self-conditioning (vllm#57250).
-        feeds_back = continues[:, None] & ~states.pinned[slots]
         if tokens.soft_embedding is not None:
+            # A pinned position takes its seed token as input; its own prediction must
+            # not come back through self-conditioning (vllm#57250).
+            feeds_back = continues[:, None] & ~states.pinned[slots]
             states.store_soft_embedding(
                 tokens.soft_embedding,
                 batch.row_slots,

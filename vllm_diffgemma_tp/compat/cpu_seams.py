@@ -3,19 +3,23 @@
 """What `cpu_repairs` relies on, in vLLM's CPU build alone; see ``seams.Seam``."""
 
 from vllm_diffgemma_tp.compat.seams import Seam
-
-_COMMUNICATOR = "vllm.distributed.device_communicators.cpu_communicator"
-_FUSED_MOE = "vllm.model_executor.layers.fused_moe"
+from vllm_diffgemma_tp.cpu_repairs import (
+    CPU_COMMUNICATOR,
+    CPU_EXPERTS,
+    CPU_EXPERTS_TO_0_27,
+    RAY_UTILS,
+    TRITON_CHECK,
+)
 
 CPU_SEAMS = (
-    Seam("vllm.triton_utils.importing"),
+    Seam(TRITON_CHECK),
     Seam(
-        _COMMUNICATOR,
+        CPU_COMMUNICATOR,
         owner="_CPUSHMDistributed",
         overrides={"all_gather_into_tensor": "output input group"},
     ),
     Seam(
-        _COMMUNICATOR,
+        CPU_COMMUNICATOR,
         owner="CpuCommunicator",
         members="rank_in_group",
         calls={"all_reduce": "input_", "all_gather": "input_ dim"},
@@ -23,21 +27,21 @@ CPU_SEAMS = (
     Seam("vllm._custom_ops", wraps={"cpu_fused_moe": "topk_weights topk_ids"}),
     # The method is given the map, and the kernel is called in it by that name.
     Seam(
-        f"{_FUSED_MOE}.cpu_fused_moe",
+        CPU_EXPERTS_TO_0_27,
         names="cpu_fused_moe",
         owner="CPUFusedMOE",
         wraps={"__call__": "expert_map"},
         releases="<0.28",
     ),
     Seam(
-        f"{_FUSED_MOE}.experts.cpu_moe",
+        CPU_EXPERTS,
         names="cpu_fused_moe",
         owner="CPUUnquantizedExperts",
         wraps={"apply": "expert_map"},
         releases=">=0.28",
     ),
     Seam(
-        "vllm.v1.executor.ray_utils",
+        RAY_UTILS,
         names="current_platform",
         wraps={"initialize_ray_cluster": "parallel_config"},
     ),
