@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from http.client import HTTPResponse
 from typing import Any
 
-from vllm_diffgemma_tp.evals.server import Server
+from vllm_diffgemma_tp.tools.shared.server import Server
 
 PROMPT = "Question: Ana has 12 pens and buys 7 more. How many has she?\nAnswer:"
 

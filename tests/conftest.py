@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tiny_server import TINY_CHECKPOINT, tiny_server
 
-from vllm_diffgemma_tp.evals.server import Server
+from vllm_diffgemma_tp.tools.shared.server import Server
 
 
 class LiveServers:

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """Runs made up from marks, for the tests of what is done with runs."""
 
-from vllm_diffgemma_tp.evals.config import EvalConfig
-from vllm_diffgemma_tp.evals.results import Answer, TpRun
+from vllm_diffgemma_tp.tools.evals.config import EvalConfig
+from vllm_diffgemma_tp.tools.evals.results import Answer, TpRun
 
 CAP = 48
 

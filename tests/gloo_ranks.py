@@ -49,7 +49,7 @@ def run_ranks(tp_size: int, rank_main: Callable[[], Any]) -> list[Any]:
 def _enter(
     rank: int, tp_size: int, port: int, rank_main: Callable[[], Any], queue: Any
 ) -> None:
-    from vllm_diffgemma_tp import cpu_engine
+    from vllm_diffgemma_tp.cpu import cpu_engine
 
     try:
         cpu_engine.arrange(tp_size)

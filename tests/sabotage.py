@@ -32,33 +32,27 @@ class Sabotage:
     fails: tuple[str, ...]
 
 
+def _finish(reduce: Callable[[Any, Any], Any]) -> Patch:
+    """``SoftEmbedding.finish`` with another way to reduce ``partial``."""
+    from vllm_diffgemma_tp.self_conditioning import SoftEmbedding
+
+    def finish(self: Any, partial: Any, scale: Any = 1.0) -> Any:
+        partial.mul_(scale * self.normalizer)
+        return reduce(self, partial).to(self.weight.dtype)
+
+    return mock.patch.object(SoftEmbedding, "finish", finish)
+
+
 def reduce_left_out() -> Patch:
-    from vllm_diffgemma_tp import self_conditioning
-
-    def reduce(partial: Any, dtype: Any, shard: Any, normalizer: Any, _: Any) -> Any:
-        return partial.to(dtype) * normalizer
-
-    return mock.patch.object(self_conditioning, "reduce_soft_embedding", reduce)
+    return _finish(lambda operator, partial: partial)
 
 
 def reduce_without_guard() -> Patch:
-    from vllm_diffgemma_tp import self_conditioning
-
-    def reduce(
-        partial: Any, dtype: Any, shard: Any, normalizer: Any, all_reduce: Any
-    ) -> Any:
-        return all_reduce(partial).to(dtype) * normalizer
-
-    return mock.patch.object(self_conditioning, "reduce_soft_embedding", reduce)
+    return _finish(lambda operator, partial: operator.all_reduce(partial))
 
 
 def bf16_partials() -> Patch:
-    from vllm_diffgemma_tp import self_conditioning
-
-    def partial(owned: Any, weight: Any, shard: Any) -> Any:
-        return owned.to(weight.dtype) @ weight[: shard.num_rows]
-
-    return mock.patch.object(self_conditioning, "partial_soft_embedding", partial)
+    return _finish(lambda operator, partial: operator.all_reduce(partial.bfloat16()))
 
 
 def bounds_by_arithmetic() -> Patch:
@@ -77,19 +71,19 @@ def bounds_by_arithmetic() -> Patch:
 def graph_break() -> Patch:
     import torch
 
-    from vllm_diffgemma_tp import self_conditioning
+    from vllm_diffgemma_tp.self_conditioning import SoftEmbedding
 
-    operator = self_conditioning.soft_embedding
+    original = SoftEmbedding.accumulate
 
-    def broken(*arguments: Any) -> Any:
+    def interrupted(*arguments: Any) -> None:
         torch._dynamo.graph_break()
-        return operator(*arguments)
+        original(*arguments)
 
-    return mock.patch.object(self_conditioning, "soft_embedding", broken)
+    return mock.patch.object(SoftEmbedding, "accumulate", interrupted)
 
 
 def draws_by_rank() -> Patch:
-    from vllm_diffgemma_tp.sampling.counter_rng import RowCounters
+    from vllm_diffgemma_tp.sampler.counter_rng import RowCounters
 
     draw = RowCounters.uniform_blocks
 
@@ -102,7 +96,7 @@ def draws_by_rank() -> Patch:
 def tiles_by_free_memory() -> Patch:
     from vllm.platforms import current_platform
 
-    from vllm_diffgemma_tp.sampling.tile_plan import TilePlan
+    from vllm_diffgemma_tp.sampler.workspace import TilePlan
 
     plan = TilePlan.of
 
@@ -117,7 +111,7 @@ def tiles_by_free_memory() -> Patch:
 def seeds_by_rank() -> Patch:
     from vllm.distributed.parallel_state import get_tp_group
 
-    from vllm_diffgemma_tp.sampling.request_states import RequestSeeds
+    from vllm_diffgemma_tp.sampler.states import RequestSeeds
 
     assign = RequestSeeds.assign
 
@@ -130,7 +124,7 @@ def seeds_by_rank() -> Patch:
 def full_width_logits() -> Patch:
     import torch
 
-    from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
+    from vllm_diffgemma_tp.sampler.vocab_step import VocabStep
 
     merge = VocabStep.merge
 
@@ -144,18 +138,18 @@ def full_width_logits() -> Patch:
 def nan_as_text() -> Patch:
     import torch
 
-    from vllm_diffgemma_tp.faults import Fault
+    from vllm_diffgemma_tp.sampler.non_finite import NonFiniteLogits
 
     def silent(rank: Any, step: Any, canvas: Any) -> Any:
         return torch.zeros_like(step)
 
-    return mock.patch.object(Fault, "encode", silent)
+    return mock.patch.object(NonFiniteLogits, "encode", silent)
 
 
 def everything_admitted() -> Patch:
-    from vllm_diffgemma_tp import admission
+    from vllm_diffgemma_tp.patches import sampling_params_verify
 
-    return mock.patch.object(admission, "refuse", lambda *_, **__: None)
+    return mock.patch.object(sampling_params_verify, "refuse", lambda *_, **__: None)
 
 
 _OPERATOR = ("operator_checks", "measure_operator")

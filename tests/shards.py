@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import torch
 
-from vllm_diffgemma_tp.sampling.tile import TorchTile
-from vllm_diffgemma_tp.verify.scored_step import scored_step as vocab_step
-from vllm_diffgemma_tp.verify.scored_step import shaped
-from vllm_diffgemma_tp.verify.scored_step import stored_rows as local_weight
+from vllm_diffgemma_tp.sampler.tile import TorchTile
+from vllm_diffgemma_tp.tools.verify.scored_step import scored_step as vocab_step
+from vllm_diffgemma_tp.tools.verify.scored_step import shaped
+from vllm_diffgemma_tp.tools.verify.scored_step import stored_rows as local_weight
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
 
 __all__ = [

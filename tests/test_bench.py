@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_diffgemma_tp.bench import meters, report
-from vllm_diffgemma_tp.bench.processes import run_ranks
-from vllm_diffgemma_tp.bench.rank import RankReport, StepFigures
-from vllm_diffgemma_tp.bench.shape import VARIANT_NAMES, BenchPlan
-from vllm_diffgemma_tp.cli import main
-from vllm_diffgemma_tp.errors import UserError
+from vllm_diffgemma_tp.tools.bench import meters, report
+from vllm_diffgemma_tp.tools.bench.figures import RankReport, StepFigures
+from vllm_diffgemma_tp.tools.bench.shape import VARIANT_NAMES, BenchPlan
+from vllm_diffgemma_tp.tools.cli import main
+from vllm_diffgemma_tp.tools.shared.errors import UserError
+from vllm_diffgemma_tp.tools.shared.processes import run_ranks
 
 ROWS, VOCAB, HIDDEN = 256, 512, 64
 SHAPE = ["--vocab-size", str(VOCAB), "--hidden-size", str(HIDDEN)]
@@ -230,7 +230,7 @@ def test_nothing_is_left_after_ctrl_c(tmp_path: Path) -> None:
     script = f"""
 from functools import partial
 from test_bench import _record_and_wait
-from vllm_diffgemma_tp.bench.processes import run_ranks
+from vllm_diffgemma_tp.tools.shared.processes import run_ranks
 if __name__ == "__main__":
     run_ranks(2, partial(_record_and_wait, {str(tmp_path)!r}), print)
 """

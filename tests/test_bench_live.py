@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from vllm_diffgemma_tp import ARCHITECTURE, cpu_engine
-from vllm_diffgemma_tp.bench import live, live_report, resident
-from vllm_diffgemma_tp.errors import UserError
+from vllm_diffgemma_tp import ARCHITECTURE
+from vllm_diffgemma_tp.cpu import cpu_engine
+from vllm_diffgemma_tp.tools.bench import live, live_report, resident
+from vllm_diffgemma_tp.tools.shared.errors import UserError
 
 MODEL = Path(__file__).parents[1] / live.MODEL
 STATUS = """\

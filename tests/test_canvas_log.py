@@ -12,9 +12,9 @@ import pytest
 from shards import Ranks, no_collectives
 from test_sampler import CANVAS, MAX_STEPS, Rig
 
-from vllm_diffgemma_tp.canvas_log import SWITCH
-from vllm_diffgemma_tp.sampling.request_states import CanvasOptions
+from vllm_diffgemma_tp.sampler.states import CanvasOptions
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives
+from vllm_diffgemma_tp.worker.canvas_log import SWITCH
 
 # The second request may take only two steps a canvas.
 OPTIONS = (CanvasOptions(CANVAS, MAX_STEPS), CanvasOptions(CANVAS, 2))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Which vLLM is taken: those that ran, and later ones in which no seam has moved."""
+"""Which vLLM is taken: those that ran, and later ones with all of the API we use."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ import pytest
 from packaging.version import Version
 
 import vllm_diffgemma_tp
-from vllm_diffgemma_tp import cpu_engine
 from vllm_diffgemma_tp.compat import versions
-from vllm_diffgemma_tp.compat.cpu_seams import CPU_SEAMS
+from vllm_diffgemma_tp.compat.api_check import API_USES, missing_api
+from vllm_diffgemma_tp.compat.cpu_api_uses import CPU_API_USES
 from vllm_diffgemma_tp.compat.inspection import Source
-from vllm_diffgemma_tp.compat.seam_list import SEAMS
-from vllm_diffgemma_tp.compat.seams import moved_seams
-from vllm_diffgemma_tp.cpu_repairs import HOOKS
+from vllm_diffgemma_tp.cpu import cpu_engine
+from vllm_diffgemma_tp.cpu.fixes import FIXES
 
 PACKAGE = Path(vllm_diffgemma_tp.__file__).parent
 # They measure the installed vLLM's own class, and are not part of serving.
-MEASURING = {"bench", "verify"}
+MEASURING = {"bench", "verify", "shared"}
 UNKNOWN = "0.99.0"
 
 
@@ -58,19 +57,19 @@ def edit(vllm: Path, module: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_no_seam_has_moved_in_the_installed_release() -> None:
+def test_the_installed_release_has_all_that_is_used() -> None:
     import vllm
 
     source = Source(installed_vllm().parent)
     release = Version(Version(vllm.__version__).base_version)
     cpu_build = cpu_engine.is_cpu_build()
-    assert moved_seams(source, release, cpu_build) == []
+    assert missing_api(source, release, cpu_build) == []
     # Nor would it be refused as a release nobody knows.
-    assert moved_seams(source, None, cpu_build) == []
+    assert missing_api(source, None, cpu_build) == []
 
 
 @pytest.mark.skipif(not cpu_engine.is_cpu_build(), reason="not vLLM's CPU build")
-def test_what_the_cpu_repairs_rely_on_is_looked_for_on_a_cpu_alone(
+def test_what_the_cpu_fixes_use_is_looked_for_on_a_cpu_alone(
     vllm_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = "vllm.model_executor.layers.fused_moe.experts.cpu_moe"
@@ -78,24 +77,24 @@ def test_what_the_cpu_repairs_rely_on_is_looked_for_on_a_cpu_alone(
     reason = versions.unsupported_reason(UNKNOWN, vllm_copy)
     assert reason is not None
     assert "CPUUnquantizedExperts.apply takes" in reason
-    monkeypatch.setattr(cpu_engine, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(versions, "is_cpu_build", lambda: False)
     versions.unsupported_reason.cache_clear()
     assert versions.unsupported_reason(UNKNOWN, vllm_copy) is None
 
 
-def test_every_cpu_repair_is_of_a_seam() -> None:
-    listed = {seam.module for seam in CPU_SEAMS}
-    assert {module for module in HOOKS if module.startswith("vllm.")} <= listed
+def test_every_cpu_fix_is_of_a_listed_module() -> None:
+    listed = {use.module for use in CPU_API_USES}
+    assert {module for module in FIXES if module.startswith("vllm.")} <= listed
 
 
-def test_every_import_of_vllm_is_among_the_seams() -> None:
+def test_every_import_of_vllm_is_listed() -> None:
     listed = {
-        (seam.module, name)
-        for seam in SEAMS
-        for name in [*seam.names.split(), *seam.calls, seam.owner]
+        (use.module, name)
+        for use in API_USES
+        for name in [*use.names.split(), *use.calls, use.owner]
     }
     for path in PACKAGE.rglob("*.py"):
-        if path.relative_to(PACKAGE).parts[0] in MEASURING:
+        if MEASURING & set(path.relative_to(PACKAGE).parts):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
@@ -153,7 +152,7 @@ def test_every_import_of_vllm_is_among_the_seams() -> None:
         ),
     ],
 )
-def test_a_seam_that_moved_is_named(
+def test_what_is_missing_is_named(
     vllm_copy: Path, module: str, old: str, new: str, moved: str
 ) -> None:
     edit(vllm_copy, module, old, new)
@@ -185,7 +184,7 @@ def test_builds_of_a_release_that_ran_are_exercised(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", [UNKNOWN, "dev", "0.32.1"])
-def test_another_vllm_is_warned_of_once_if_every_seam_holds(
+def test_another_vllm_is_warned_of_once_if_it_has_all_that_is_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: str
 ) -> None:
     fake_vllm.install(monkeypatch, version, installed_vllm())

@@ -11,10 +11,11 @@ import pytest
 import torch
 from shards import local_weight, shards
 
-from vllm_diffgemma_tp.sampling.counter_rng import RowCounters
-from vllm_diffgemma_tp.sampling.tile import TorchTile
-from vllm_diffgemma_tp.sampling.tile_plan import TilePlan, Workspace
-from vllm_diffgemma_tp.sampling.vocab_step import TokenRows, VocabStep
+from vllm_diffgemma_tp.sampler.counter_rng import RowCounters
+from vllm_diffgemma_tp.sampler.tile import TorchTile
+from vllm_diffgemma_tp.sampler.vocab_step import TokenRows, VocabStep
+from vllm_diffgemma_tp.sampler.workspace import TilePlan, Workspace
+from vllm_diffgemma_tp.self_conditioning import SoftEmbedding
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives
 
 VOCAB, HIDDEN, CANVAS, MOST_REQUESTS = 512, 16, 8, 8
@@ -41,19 +42,18 @@ def step_of(tp_size: int) -> VocabStep:
         ids=64,
         whole_rows=1,
     )
+    collectives = ShardCollectives(
+        all_reduce=lambda t: t * tp_size,
+        all_gather=lambda t: torch.cat([t] * tp_size),
+    )
     return VocabStep(
-        weight,
-        shard,
-        2.0,
-        ShardCollectives(
-            all_reduce=lambda t: t * tp_size,
-            all_gather=lambda t: torch.cat([t] * tp_size),
-        ),
+        SoftEmbedding(weight, shard, 2.0, collectives.all_reduce),
+        collectives,
         Workspace(plan, weight.dtype, weight.device),
     )
 
 
-def walk(
+def local_pass(
     step: VocabStep, hidden: torch.Tensor, rows: slice, counters: RowCounters
 ) -> torch.Tensor:
     """One tile of rows from its hidden states on."""
@@ -61,17 +61,17 @@ def walk(
 
     def tile(ids: slice) -> TorchTile:
         out = workspace.logits(len(hidden), ids.stop - ids.start)
-        torch.mm(hidden, step.weight[ids].t(), out=out)
+        torch.mm(hidden, step.soft_embedding.weight[ids].t(), out=out)
         temperature = torch.full((len(hidden),), 0.7)
         return TorchTile(out, 30.0, temperature, 64, None, workspace.scratch)
 
-    return step.walk(tile, counters, workspace.partial[rows])
+    return step.local_pass(tile, counters, workspace.partial[rows])
 
 
 def one_step(
     step: VocabStep,
     num_reqs: int,
-    walk: Callable[..., torch.Tensor],
+    local_pass: Callable[..., torch.Tensor],
     merge: Callable[..., TokenRows],
 ) -> TokenRows:
     num_rows = num_reqs * CANVAS
@@ -80,7 +80,7 @@ def one_step(
     zeros = torch.zeros(num_rows, dtype=torch.int64)
     counters = RowCounters(zeros + 5, zeros, zeros, torch.arange(num_rows) % CANVAS)
     local = [
-        walk(step, hidden[rows], rows, counters[rows])
+        local_pass(step, hidden[rows], rows, counters[rows])
         for rows in step.workspace.plan.row_tiles(slice(0, num_rows), whole=False)
     ]
     return merge(torch.cat(local), True)
@@ -96,11 +96,11 @@ def test_one_to_eight_requests_take_four_graphs_without_a_break(tp_size: int) ->
 
     step = step_of(tp_size)
     options: dict[str, Any] = {"fullgraph": True, "backend": counting_backend}
-    compiled_walk = torch.compile(walk, **options)
+    compiled_pass = torch.compile(local_pass, **options)
     compiled_merge = torch.compile(step.merge, **options)
     for num_reqs in (1, 2, 3, 4, 5, 6, 7, 8, 3, 1):
-        compiled = one_step(step, num_reqs, compiled_walk, compiled_merge)
-        eager = one_step(step, num_reqs, walk, step.merge)
+        compiled = one_step(step, num_reqs, compiled_pass, compiled_merge)
+        eager = one_step(step, num_reqs, local_pass, step.merge)
         assert torch.equal(compiled.sampled, eager.sampled)
         assert torch.equal(compiled.argmax, eager.argmax)
         assert torch.equal(compiled.entropy, eager.entropy)

@@ -4,7 +4,7 @@
 
 import pytest
 
-from vllm_diffgemma_tp import costs
+from vllm_diffgemma_tp.tools.shared import costs
 
 V, D, CANVAS, BF16 = 262_144, 2816, 256, 2
 

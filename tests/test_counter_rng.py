@@ -10,8 +10,8 @@ import pytest
 import torch
 from scipy import stats
 
-from vllm_diffgemma_tp import cpu_engine
-from vllm_diffgemma_tp.sampling.counter_rng import Purpose, RowCounters, philox4x32
+from vllm_diffgemma_tp.cpu import cpu_engine
+from vllm_diffgemma_tp.sampler.counter_rng import Purpose, RowCounters, philox4x32
 
 # Before Triton is imported, which chooses its interpreter then.
 cpu_engine.arrange()

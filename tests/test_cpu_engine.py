@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from vllm_diffgemma_tp import cpu_engine
+from vllm_diffgemma_tp.cpu import cpu_engine
 
 needs_cpu_build = pytest.mark.skipif(
     not cpu_engine.is_cpu_build(), reason="the installed vLLM is not its CPU build"
@@ -26,7 +26,7 @@ needs_cpu_build = pytest.mark.skipif(
 PROBE = """
 import json, os, subprocess, sys
 if len(sys.argv) == 1:
-    from vllm_diffgemma_tp import cpu_engine
+    from vllm_diffgemma_tp.cpu import cpu_engine
     cpu_engine.arrange(2)
     cpu_engine.arrange(2)
 hooks = sum(type(finder).__name__ == "_ImportHooks" for finder in sys.meta_path)

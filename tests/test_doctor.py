@@ -15,15 +15,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_diffgemma_tp import (
-    cli,
-    cpu_engine,
-    deployment_checks,
-    doctor_checks,
-    known_limits,
-)
-from vllm_diffgemma_tp.errors import UserError
-from vllm_diffgemma_tp.plan.checkpoint import preset
+from vllm_diffgemma_tp.compat import known_limits
+from vllm_diffgemma_tp.cpu import cpu_engine
+from vllm_diffgemma_tp.tools import cli
+from vllm_diffgemma_tp.tools.doctor import deployment_checks
+from vllm_diffgemma_tp.tools.doctor import environment_checks as doctor_checks
+from vllm_diffgemma_tp.tools.shared.checkpoint import preset
+from vllm_diffgemma_tp.tools.shared.errors import UserError
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny" / "checkpoint"
 IN_TREE = "vllm.model_executor.models.diffusion_gemma"

@@ -18,10 +18,10 @@ import torch
 import yaml
 from eval_runs import tp_run
 
-from vllm_diffgemma_tp import cli
-from vllm_diffgemma_tp.errors import UserError
-from vllm_diffgemma_tp.evals import evaluate
-from vllm_diffgemma_tp.evals.results import TpRun
+from vllm_diffgemma_tp.tools import cli
+from vllm_diffgemma_tp.tools.evals import evaluate
+from vllm_diffgemma_tp.tools.evals.results import TpRun
+from vllm_diffgemma_tp.tools.shared.errors import UserError
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TINY = CONFIGS / "tiny"
@@ -225,7 +225,7 @@ def test_a_server_that_dies_during_its_start_is_one_sentence(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_eval_leaves_no_server(tmp_path: Path, number: int) -> None:
-    command = [sys.executable, "-m", "vllm_diffgemma_tp.cli", "eval"]
+    command = [sys.executable, "-m", "vllm_diffgemma_tp.tools.cli", "eval"]
     command += ["--config", write_config(tmp_path), "--output", str(tmp_path / "run")]
     evaluation = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     parent = psutil.Process(evaluation.pid)

@@ -13,10 +13,10 @@ import pytest
 import torch
 import yaml
 
-from vllm_diffgemma_tp.errors import UserError
-from vllm_diffgemma_tp.evals.config import load_config
-from vllm_diffgemma_tp.evals.data import check_data
-from vllm_diffgemma_tp.evals.hardware import check_gpus
+from vllm_diffgemma_tp.tools.evals.config import load_config
+from vllm_diffgemma_tp.tools.evals.data import check_data
+from vllm_diffgemma_tp.tools.evals.hardware import check_gpus
+from vllm_diffgemma_tp.tools.shared.errors import UserError
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 SHIPPED = sorted((CONFIGS / "gsm8k").glob("*.yaml"))

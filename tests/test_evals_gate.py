@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from eval_runs import CAP, gate_config, tp_run
 
-from vllm_diffgemma_tp.evals import gate
-from vllm_diffgemma_tp.evals.paired import Paired, pairs_of
-from vllm_diffgemma_tp.evals.results import TpRun
+from vllm_diffgemma_tp.tools.evals import gate
+from vllm_diffgemma_tp.tools.evals.paired import Paired, pairs_of
+from vllm_diffgemma_tp.tools.evals.results import TpRun
 
 LOOSE = gate_config(0.5, 0.2)
 N = 100

@@ -13,12 +13,12 @@ from typing import Any
 import datasets
 import pytest
 
-from vllm_diffgemma_tp.errors import UserError
-from vllm_diffgemma_tp.evals.config import EvalConfig
-from vllm_diffgemma_tp.evals.endpoint import MAX_FAILURES
-from vllm_diffgemma_tp.evals.journal import Journal, Session
-from vllm_diffgemma_tp.evals.questions import Questions
-from vllm_diffgemma_tp.evals.results import GATE_FILTER, Answer
+from vllm_diffgemma_tp.tools.evals.config import EvalConfig
+from vllm_diffgemma_tp.tools.evals.endpoint import MAX_FAILURES
+from vllm_diffgemma_tp.tools.evals.journal import Journal, Session
+from vllm_diffgemma_tp.tools.evals.questions import Questions
+from vllm_diffgemma_tp.tools.evals.results import GATE_FILTER, Answer
+from vllm_diffgemma_tp.tools.shared.errors import UserError
 
 TASKS = Path(__file__).parents[1] / "configs" / "lm_eval"
 Reply = Callable[[str], str | None]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from eval_runs import CAP, gate_config, tp_run
 
-from vllm_diffgemma_tp.evals import report
-from vllm_diffgemma_tp.evals.html_report import as_html
-from vllm_diffgemma_tp.evals.paired import Paired
+from vllm_diffgemma_tp.tools.evals import report, report_files
+from vllm_diffgemma_tp.tools.evals.html_report import as_html
+from vllm_diffgemma_tp.tools.evals.paired import Paired
 
 
 def test_a_comparison_says_what_differs_and_what_it_would_notice() -> None:
@@ -46,7 +46,7 @@ def test_the_files_hold_the_numbers_the_versions_and_every_answer(
     tmp_path: Path,
 ) -> None:
     runs = [tp_run(1, "1111"), tp_run(2, "1000")]
-    report.write(tmp_path, gate_config(0.5, 0.5), runs)
+    report_files.write(tmp_path, gate_config(0.5, 0.5), runs)
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["passed"] is True
     assert results["versions"]["vllm"] == "0.32.0"

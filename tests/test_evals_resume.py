@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vllm_diffgemma_tp.errors import UserError
-from vllm_diffgemma_tp.evals import settings
-from vllm_diffgemma_tp.evals.config import EvalConfig, load_config
-from vllm_diffgemma_tp.evals.evaluate import _check_one_model
-from vllm_diffgemma_tp.evals.journal import Failure, Journal, Record, Reply, Session
+from vllm_diffgemma_tp.tools.evals import settings
+from vllm_diffgemma_tp.tools.evals.config import EvalConfig, load_config
+from vllm_diffgemma_tp.tools.evals.evaluate import _check_one_model
+from vllm_diffgemma_tp.tools.evals.journal import (
+    Failure,
+    Journal,
+    Record,
+    Reply,
+    Session,
+)
+from vllm_diffgemma_tp.tools.shared.errors import UserError
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "gsm8k"
 SESSION = Session(["serve"], "0.1.0", "0.32.0", "abc123")

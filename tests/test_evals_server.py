@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from vllm_diffgemma_tp.errors import UserError
-from vllm_diffgemma_tp.evals.server import HOST, Server, group_members, telling_line
-from vllm_diffgemma_tp.liveness import LiveRank, format_live_line
+from vllm_diffgemma_tp.tools.shared.errors import UserError
+from vllm_diffgemma_tp.tools.shared.server import (
+    HOST,
+    Server,
+    group_members,
+    telling_line,
+)
+from vllm_diffgemma_tp.worker.live_line import LiveRank, format_live_line
 
 # Answers /health, and has a child that ignores a polite request to stop.
 HEALTHY = """

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from vllm_diffgemma_tp import admission, cpu_engine
-from vllm_diffgemma_tp.evals.config import EvalConfig, load_config
+from vllm_diffgemma_tp.cpu import cpu_engine
+from vllm_diffgemma_tp.patches import sampling_params_verify
+from vllm_diffgemma_tp.tools.evals.config import EvalConfig, load_config
 
 cpu_engine.arrange()
 from vllm.config import AttentionConfig  # noqa: E402
@@ -45,7 +46,7 @@ def refusal(parser: FlexibleArgumentParser, config: EvalConfig) -> str | None:
             seed=config.seed,
             max_tokens=config.max_tokens,
         )
-        admission.refuse(params, vocab_size=262_144, tokenizer=None)
+        sampling_params_verify.refuse(params, vocab_size=262_144, tokenizer=None)
     except SystemExit:
         return flags.getvalue()
     except (ValueError, VLLMValidationError) as error:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from vllm_diffgemma_tp.evals import statistics
-from vllm_diffgemma_tp.evals.statistics import (
+from vllm_diffgemma_tp.tools.evals import statistics
+from vllm_diffgemma_tp.tools.evals.statistics import (
     ALPHA,
     detectable_loss,
     excess,

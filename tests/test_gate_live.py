@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import yaml
-from broken_operators import OPERATORS, SWITCH
+from faulty_operators import OPERATORS, SWITCH
 from plugin_folder import install
 
-from vllm_diffgemma_tp import cli
+from vllm_diffgemma_tp.tools import cli
 
 TESTS = Path(__file__).parent
 CONFIGS = TESTS.parent / "configs"
@@ -35,7 +35,7 @@ CAUGHT_BY_GATE = {
 #: The unit test that fails where the gate does not.
 CAUGHT_BY_TEST = {
     "padding_rows_included": (
-        "test_broken_operators.py::test_a_shard_is_the_true_rows_of_the_embedding"
+        "test_faulty_operators.py::test_a_shard_is_the_true_rows_of_the_embedding"
     ),
     # Its ranks go on apart and mostly agree: one text of 40 changed.
     "randomness_shifted": "test_sampler.py::test_every_rank_denoises_as_one_rank_would",
@@ -51,7 +51,7 @@ def baselines(
 ) -> Callable[[str], tuple[Path, Path]]:
     """For given flags of the server, a configuration and its finished run at T = 1."""
     folder = tmp_path_factory.mktemp("gate")
-    plugin = (TESTS / "broken_operators.py").read_text()
+    plugin = (TESTS / "faulty_operators.py").read_text()
     (folder / "plugin").mkdir()
     config = TINY | {
         "model_name": str(CONFIGS / "tiny" / "checkpoint"),

@@ -11,8 +11,8 @@ import torch
 from gloo_ranks import run_ranks
 from shards import local_weight, no_collectives, shards, vocab_step
 
-from vllm_diffgemma_tp.sampling.counter_rng import RowCounters
-from vllm_diffgemma_tp.self_conditioning import soft_embedding
+from vllm_diffgemma_tp.sampler.counter_rng import RowCounters
+from vllm_diffgemma_tp.self_conditioning import SoftEmbedding
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
 
 VOCAB, HIDDEN, ROWS, GAMMA = 245, 32, 24, 5.0
@@ -54,8 +54,10 @@ def on_each_rank() -> dict[str, Any]:
     for dtype in (torch.float32, torch.bfloat16):
         scores, weight = inputs(dtype)
         probs = scores.softmax(-1)
-        args = (probs, local_weight(weight, shard), shard, GAMMA)
-        eager = soft_embedding(*args, collectives.all_reduce)
+        operator = SoftEmbedding(
+            local_weight(weight, shard), shard, GAMMA, collectives.all_reduce
+        )
+        eager = operator(probs)
         found[str(dtype)] = eager.float().numpy()
     # Compiling takes a while, and one number of ranks shows it.
     if group.world_size > 2:
@@ -67,8 +69,10 @@ def on_each_rank() -> dict[str, Any]:
         graphs.append([str(node.target) for node in graph.graph.nodes])
         return graph.forward
 
-    compiled = torch.compile(soft_embedding, fullgraph=True, backend=counting_backend)
-    found["compiled"] = compiled(*args, collectives.all_reduce).float().numpy()
+    compiled = torch.compile(
+        operator.__call__, fullgraph=True, backend=counting_backend
+    )
+    found["compiled"] = compiled(probs).float().numpy()
     found["graphs"] = graphs
     return found
 
@@ -95,9 +99,8 @@ def test_results_equal_one_rank(ranks: list[Any]) -> None:
     (whole,) = shards(VOCAB, 1)
     for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 2**-8)):
         scores, weight = inputs(dtype)
-        alone = soft_embedding(
-            scores.softmax(-1), weight, whole, GAMMA, no_collectives().all_reduce
-        ).float()
+        operator = SoftEmbedding(weight, whole, GAMMA, no_collectives().all_reduce)
+        alone = operator(scores.softmax(-1)).float()
         difference = torch.from_numpy(ranks[0][str(dtype)]) - alone
         assert difference.abs().max() <= bound * alone.abs().max()
 

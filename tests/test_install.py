@@ -18,7 +18,7 @@ import pytest
 from environments import DISTRIBUTION, Environment
 
 from vllm_diffgemma_tp import ARCHITECTURE, MODEL_CLASS
-from vllm_diffgemma_tp.liveness import missing_ranks
+from vllm_diffgemma_tp.worker.live_line import missing_ranks
 
 ROOT = Path(__file__).parents[1]
 COMMAND = "vllm-diffgemma-tp"
@@ -30,8 +30,8 @@ BUILD_TOOLS = ("pip", "setuptools", "_distutils_hack", "distutils")
 RESOLVE = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from vllm_diffgemma_tp import cpu_engine
-cpu_engine.install_import_hooks()
+from vllm_diffgemma_tp.cpu import cpu_engine
+cpu_engine.install_hooks()
 del sys.path[0]
 for name in [name for name in sys.modules if name.startswith("vllm_diffgemma_tp")]:
     del sys.modules[name]
@@ -124,13 +124,13 @@ def test_the_wheel_holds_the_package_and_nothing_else(
     information = {name for name in packed if ".dist-info/" in name}
     assert packed - information == expected
     assert {Path(name).suffix for name in expected} == {".py", ".typed", ".j2"}
-    assert "vllm_diffgemma_tp/cpu_startup/sitecustomize.py" in expected
+    assert "vllm_diffgemma_tp/cpu/startup/sitecustomize.py" in expected
     assert {Path(name).name for name in information} == {
         *("METADATA", "WHEEL", "RECORD", "LICENSE"),
         *("entry_points.txt", "top_level.txt"),
     }
     assert entry_points.split("\n\n") == [
-        f"[console_scripts]\n{COMMAND} = vllm_diffgemma_tp.cli:main",
+        f"[console_scripts]\n{COMMAND} = vllm_diffgemma_tp.tools.cli:main",
         "[vllm.general_plugins]\nvllm_diffgemma_tp = vllm_diffgemma_tp:register\n",
     ]
     # The checkpoint alone is three megabytes.

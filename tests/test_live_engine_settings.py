@@ -14,7 +14,7 @@ import pytest
 from completions import complete
 from conftest import LiveServers
 
-from vllm_diffgemma_tp.evals.server import Server
+from vllm_diffgemma_tp.tools.shared.server import Server
 
 BLOCK = 32
 # One token more than whole blocks among them: after a prefix-cache hit one is left to

@@ -18,7 +18,8 @@ from completions import PROMPT, complete, events, post
 from conftest import LiveServers
 from plugin_folder import install
 
-from vllm_diffgemma_tp.evals.server import HOST, Server, group_members
+from vllm_diffgemma_tp.tools.shared.preflight import LOCALHOST
+from vllm_diffgemma_tp.tools.shared.server import Server, group_members
 
 # A request that asks for this temperature is the one to break: its logits on one rank,
 # or all that it is encoded from.
@@ -26,7 +27,8 @@ BROKEN, BROKEN_INPUT = 1.75, 1.5
 BREAK_LOGITS = f"""
 def register():
     import torch
-    from vllm_diffgemma_tp import model_state, sampler
+    from vllm_diffgemma_tp.worker import model_state
+    from vllm_diffgemma_tp.worker import sampler
 
     denoise = sampler.DiffusionSampler._denoise
 
@@ -161,7 +163,7 @@ def assert_nothing_is_left(server: Server) -> None:
     assert group_members(server.process_group) == []
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((HOST, server.port))
+        probe.bind((LOCALHOST, server.port))
 
 
 def test_a_killed_worker_ends_the_server_with_an_error(broken_server: Server) -> None:

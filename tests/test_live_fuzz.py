@@ -18,7 +18,7 @@ from completions import PROMPT, complete
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from vllm_diffgemma_tp.evals.server import Server
+from vllm_diffgemma_tp.tools.shared.server import Server
 
 AT_ONCE = 10
 Body = dict[str, Any]

@@ -13,9 +13,9 @@ from completions import PROMPT, complete
 from conftest import LiveServers
 from tiny_server import tiny_server
 
-from vllm_diffgemma_tp import cpu_engine
-from vllm_diffgemma_tp.bench.live import InTreeServer
-from vllm_diffgemma_tp.evals.server import Server
+from vllm_diffgemma_tp.cpu import cpu_engine
+from vllm_diffgemma_tp.tools.bench.live import InTreeServer
+from vllm_diffgemma_tp.tools.shared.server import Server
 
 CANVAS = [(7 * i + 11) % 245 for i in range(32)]
 SETS = [[20, 60, 130, 200], [0, 1, 2], [244, 9]]

@@ -23,7 +23,7 @@ import pytest
 from completions import complete, stream
 from conftest import LiveServers
 
-from vllm_diffgemma_tp.evals.server import Server, group_members
+from vllm_diffgemma_tp.tools.shared.server import Server, group_members
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny"
 CHECKPOINT = TINY / "checkpoint"

@@ -40,7 +40,7 @@ if not has_diffusion_args():
 NOT_OFFLINE = {"response_format", "structured_outputs", "use_beam_search"}
 SCRIPT = """
 import json, sys
-from vllm_diffgemma_tp import cpu_engine
+from vllm_diffgemma_tp.cpu import cpu_engine
 
 def main():
     order = json.load(sys.stdin)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from conftest import LiveServers
 
-from vllm_diffgemma_tp.memory_line import parse_memory_lines
-from vllm_diffgemma_tp.plan.checkpoint import read
-from vllm_diffgemma_tp.plan.kv_cache import kv_cache_of
-from vllm_diffgemma_tp.plan.memory import Serving, rank_memory
-from vllm_diffgemma_tp.plan.weights import Sharding
+from vllm_diffgemma_tp.tools.shared.checkpoint import read
+from vllm_diffgemma_tp.tools.shared.kv_cache import kv_cache_of
+from vllm_diffgemma_tp.tools.shared.memory import Serving, rank_memory
+from vllm_diffgemma_tp.tools.shared.weights import Sharding
+from vllm_diffgemma_tp.worker.memory_line import parse_memory_lines
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny" / "checkpoint"
 # Of configs/gsm8k/tiny.yaml.

@@ -21,8 +21,8 @@ from plugin_folder import install
 from test_live_server import MAX_TOKENS, final_number, held_out
 from tiny_server import tiny_server
 
-from vllm_diffgemma_tp.errors import UserError
-from vllm_diffgemma_tp.evals.server import Server
+from vllm_diffgemma_tp.tools.shared.errors import UserError
+from vllm_diffgemma_tp.tools.shared.server import Server
 
 QUESTIONS, LEAST_RIGHT, MOST_CHANGED = 40, 34, 6
 sys.path.insert(0, str(Path(__file__).parents[1] / "configs" / "tiny"))

@@ -12,9 +12,9 @@ import torch
 from completions import complete, token_ids
 from transformers import AutoTokenizer
 
-from vllm_diffgemma_tp import cpu_engine
-from vllm_diffgemma_tp.evals.server import Server
-from vllm_diffgemma_tp.sampling.counter_rng import Purpose, RowCounters
+from vllm_diffgemma_tp.cpu import cpu_engine
+from vllm_diffgemma_tp.sampler.counter_rng import Purpose, RowCounters
+from vllm_diffgemma_tp.tools.shared.server import Server
 
 CHECKPOINT = Path(__file__).parents[1] / "configs" / "tiny" / "checkpoint"
 QUESTION = "Question: Tom has 12 apples and buys 7 more. How many has he?\nAnswer:"

@@ -11,8 +11,8 @@ import pytest
 from conftest import LiveServers
 from test_live_shapes import ONE_IMAGE, image, see
 
-from vllm_diffgemma_tp import cpu_engine
 from vllm_diffgemma_tp.compat.requests import has_diffusion_args
+from vllm_diffgemma_tp.cpu import cpu_engine
 
 sys.path.append(str(Path(__file__).parent / "releases"))
 from probes import ANSWERED, REFUSED, Probe, known_probes, outcome  # noqa: E402

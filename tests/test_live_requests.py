@@ -18,8 +18,8 @@ from completions import PROMPT, complete, post, stream
 from conftest import LiveServers
 from packaging.version import Version
 
-from vllm_diffgemma_tp import cpu_engine
-from vllm_diffgemma_tp.evals.server import Server
+from vllm_diffgemma_tp.cpu import cpu_engine
+from vllm_diffgemma_tp.tools.shared.server import Server
 
 cpu_engine.arrange()
 import vllm  # noqa: E402

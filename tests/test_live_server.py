@@ -11,8 +11,8 @@ import psutil
 import pytest
 from conftest import LiveServers
 
-from vllm_diffgemma_tp import cli
-from vllm_diffgemma_tp.evals.server import Server
+from vllm_diffgemma_tp.tools import cli
+from vllm_diffgemma_tp.tools.shared.server import Server
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "configs" / "tiny"

@@ -25,8 +25,8 @@ from PIL import Image
 from test_live_requests import HOT
 from test_live_server import held_out
 
-from vllm_diffgemma_tp import cpu_engine
-from vllm_diffgemma_tp.evals.server import Server
+from vllm_diffgemma_tp.cpu import cpu_engine
+from vllm_diffgemma_tp.tools.shared.server import Server
 
 ONE_IMAGE = ["--limit-mm-per-prompt", '{"image":1,"video":0}']
 # A step of a question about nothing: undecided, so it shows what an image changes.

@@ -22,7 +22,7 @@ import pytest
 from completions import complete, stream
 from test_live_invariance import seeded_requests
 
-from vllm_diffgemma_tp.evals.server import Server, group_members
+from vllm_diffgemma_tp.tools.shared.server import Server, group_members
 
 CLIENTS = 16
 # What all may grow by in the second five minutes: 3.9 MiB were measured over some 2,000

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from test_live_server import TINY, final_number, held_out
 
-from vllm_diffgemma_tp import cpu_engine
-from vllm_diffgemma_tp.evals.server import Server
+from vllm_diffgemma_tp.cpu import cpu_engine
+from vllm_diffgemma_tp.tools.shared.server import Server
 
 # Before lm-eval imports transformers, and that torchvision.
 cpu_engine.arrange()

@@ -14,19 +14,21 @@ import torch
 from shards import Ranks, no_collectives, shards
 from test_sampler import CANVAS, MAX_STEPS, SLOTS, VOCAB, Rig
 
-from vllm_diffgemma_tp import lockstep
-from vllm_diffgemma_tp.lockstep import DivergedRanksError
-from vllm_diffgemma_tp.sampling.request_states import CanvasOptions, CanvasStates
-from vllm_diffgemma_tp.sampling.vocab_edits import VocabEdits
-from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
-from vllm_diffgemma_tp.vocab_shard import ShardCollectives, of_all_ranks
+from vllm_diffgemma_tp.sampler.logit_bias import LogitBias
+from vllm_diffgemma_tp.sampler.states import CanvasOptions, CanvasStates
+from vllm_diffgemma_tp.sampler.vocab_step import VocabStep
+from vllm_diffgemma_tp.vocab_shard import ShardCollectives, gather_ranks
+from vllm_diffgemma_tp.worker import lockstep
+from vllm_diffgemma_tp.worker.lockstep import DivergedRanksError
 
 # Enough for the second request to commit its first canvas.
 STEPS = 4
 OPTIONS = (
     CanvasOptions(CANVAS, MAX_STEPS),
     CanvasOptions(CANVAS, 3, seed_canvas=list(range(CANVAS)), pinned=(0, 5)),
-    CanvasOptions(CANVAS, MAX_STEPS, edits=VocabEdits(allowed=(3, 60, 70, 130, 200))),
+    CanvasOptions(
+        CANVAS, MAX_STEPS, logit_bias=LogitBias(allowed=(3, 60, 70, 130, 200))
+    ),
 )
 
 Disturbance = Callable[[Rig], None]
@@ -187,8 +189,8 @@ def test_a_check_of_only_its_own_canvas_is_noticed(
     def of_this_rank(own: torch.Tensor, *others: object) -> torch.Tensor:
         return torch.stack((own, own))
 
-    assert lockstep.of_all_ranks is of_all_ranks
-    monkeypatch.setattr(lockstep, "of_all_ranks", of_this_rank)
+    assert lockstep.gather_ranks is gather_ranks
+    monkeypatch.setattr(lockstep, "gather_ranks", of_this_rank)
     monkeypatch.setenv(lockstep.SWITCH, "1")
     with pytest.raises(AssertionError):
         test_a_token_changed_on_one_rank_stops_every_rank_and_is_named()

@@ -14,7 +14,7 @@ import fake_vllm
 import pytest
 
 import vllm_diffgemma_tp
-from vllm_diffgemma_tp import admission, broken_requests, startup_refusals
+from vllm_diffgemma_tp import patches
 
 ARCHITECTURE = "DiffusionGemmaForBlockDiffusion"
 OUR_CLASS = "vllm_diffgemma_tp.model:DiffusionGemmaForBlockDiffusion"
@@ -47,8 +47,8 @@ def test_importing_the_package_and_its_command_pulls_in_neither_torch_nor_vllm()
     None
 ):
     loaded = _run_python(
-        "import sys, json, vllm_diffgemma_tp, vllm_diffgemma_tp.cli, "
-        "vllm_diffgemma_tp.serve, vllm_diffgemma_tp.liveness\n"
+        "import sys, json, vllm_diffgemma_tp, vllm_diffgemma_tp.tools.cli, "
+        "vllm_diffgemma_tp.tools.serve.command, vllm_diffgemma_tp.worker.live_line\n"
         "print(json.dumps(sorted({'torch', 'vllm', 'triton'} & set(sys.modules))))"
     )
     assert json.loads(loaded) == []
@@ -66,8 +66,7 @@ def test_the_distribution_has_no_dependency_that_could_replace_vllm_or_torch() -
 
 def test_register_may_be_called_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     registered = _fake_vllm(monkeypatch, "0.32.0")
-    for part in (admission, broken_requests, startup_refusals):
-        monkeypatch.setattr(part, "install", lambda: None)
+    monkeypatch.setattr(patches, "apply_in_every_process", lambda _: None)
     vllm_diffgemma_tp.register()
     vllm_diffgemma_tp.register()
     assert registered == {ARCHITECTURE: OUR_CLASS}
@@ -91,7 +90,7 @@ def test_the_registry_of_a_fresh_process_resolves_our_class_unless_vllm_plugins_
     plugins: str, module: str, tmp_path: Path
 ) -> None:
     resolved = _run_python(
-        "from vllm_diffgemma_tp import cpu_engine\n"
+        "from vllm_diffgemma_tp.cpu import cpu_engine\n"
         "cpu_engine.arrange()\n"
         "from vllm import ModelRegistry\n"
         "from vllm.plugins import load_general_plugins\n"
@@ -107,8 +106,8 @@ def test_the_registry_of_a_fresh_process_resolves_our_class_unless_vllm_plugins_
     ("command", "missing"),
     [
         ("plan", "torch"),
-        ("verify", "yaml"),
-        ("bench", "yaml"),
+        ("verify", "torch"),
+        ("bench", "psutil"),
         ("eval", "yaml"),
         ("eval", "torch"),  # missed only after the arguments have been read
     ],
@@ -123,7 +122,7 @@ def test_a_command_without_its_libraries_is_one_sentence(
                 if name.split(".")[0] == {missing!r}:
                     raise ModuleNotFoundError(name=name)
         sys.meta_path.insert(0, Missing)
-        from vllm_diffgemma_tp.cli import main
+        from vllm_diffgemma_tp.tools.cli import main
         sys.exit(main(sys.argv[1:]))"""
     config = Path(__file__).parents[1] / "configs" / "gsm8k" / "tiny.yaml"
     arguments = {"eval": ["--config", str(config), "--output", str(tmp_path)]}

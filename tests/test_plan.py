@@ -16,20 +16,21 @@ import httpx2 as httpx
 import pytest
 from huggingface_hub import close_session, set_client_factory
 
-from vllm_diffgemma_tp import cli, cpu_engine
-from vllm_diffgemma_tp.errors import UserError
-from vllm_diffgemma_tp.plan.checkpoint import PRESETS, Checkpoint, preset, read
-from vllm_diffgemma_tp.plan.kv_cache import kv_cache_of
-from vllm_diffgemma_tp.plan.memory import (
+from vllm_diffgemma_tp.cpu import cpu_engine
+from vllm_diffgemma_tp.tools import cli
+from vllm_diffgemma_tp.tools.plan.times import HARDWARE, vocab_time
+from vllm_diffgemma_tp.tools.shared.checkpoint import PRESETS, Checkpoint, preset, read
+from vllm_diffgemma_tp.tools.shared.errors import UserError
+from vllm_diffgemma_tp.tools.shared.kv_cache import kv_cache_of
+from vllm_diffgemma_tp.tools.shared.memory import (
     Serving,
     default_batched_tokens,
     fit,
     rank_memory,
     workspace_bytes,
 )
-from vllm_diffgemma_tp.plan.tensors import Tensor, tensors_of
-from vllm_diffgemma_tp.plan.times import HARDWARE, vocab_time
-from vllm_diffgemma_tp.plan.weights import CLASSES, Sharding, rank_weight_bytes
+from vllm_diffgemma_tp.tools.shared.tensors import Tensor, tensors_of
+from vllm_diffgemma_tp.tools.shared.weights import CLASSES, Sharding, rank_weight_bytes
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "configs" / "tiny" / "checkpoint"
@@ -55,7 +56,7 @@ def test_the_presets_tensors_are_those_of_transformers_model() -> None:
     import torch
     from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion
 
-    from vllm_diffgemma_tp.plan.checkpoint import _RELEASED_CONFIG
+    from vllm_diffgemma_tp.tools.shared.checkpoint import _RELEASED_CONFIG
 
     config = json.loads(json.dumps(_RELEASED_CONFIG))
     config["vision_config"]["model_type"] = "gemma4_vision"
@@ -192,7 +193,7 @@ def test_less_concurrency_fits_longer_requests_and_more_ranks_fit_more() -> None
 def test_the_workspace_is_the_samplers_own() -> None:
     import torch
 
-    from vllm_diffgemma_tp.sampling.tile_plan import TilePlan, Workspace
+    from vllm_diffgemma_tp.sampler.workspace import TilePlan, Workspace
     from vllm_diffgemma_tp.vocab_shard import VocabShard
 
     tiny = read(str(TINY))

@@ -64,16 +64,16 @@ def test_a_row_says_what_was_run_and_what_vllms_own_class_does() -> None:
     assert results.passed(RESULT)
 
 
-def test_a_failure_and_a_moved_seam_are_shown_and_do_not_pass() -> None:
+def test_a_failure_and_a_missing_api_are_shown_and_do_not_pass() -> None:
     failed = RESULT | {"failed": ["test_it"]}
     assert "7 passed, 1 skipped, failed: test_it" in results.as_markdown({"1": failed})
     assert not results.passed(failed)
     moved = RESULT | {"moved": ["there is no vllm.x"]}
-    assert "seams moved: there is no vllm.x" in results.as_markdown({"1": moved})
+    assert "API missing: there is no vllm.x" in results.as_markdown({"1": moved})
     assert not results.passed(moved)
 
 
 def test_a_release_that_cannot_run_is_not_said_to_have_run() -> None:
     unrun = RESULT | {"passed": None, "in_tree": {}}
     row = results.as_markdown({"0.33.0": unrun}).splitlines()[-1]
-    assert "| seams checked, not run |" in row and row.endswith("| - |")
+    assert "| API checked, not run |" in row and row.endswith("| - |")

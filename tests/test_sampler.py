@@ -13,26 +13,27 @@ import pytest
 import torch
 from shards import Ranks, local_weight, no_collectives, shards
 
-from vllm_diffgemma_tp import cpu_engine
-from vllm_diffgemma_tp.sampling.canvas_step import StopRule
-from vllm_diffgemma_tp.sampling.request_states import (
+from vllm_diffgemma_tp.cpu import cpu_engine
+from vllm_diffgemma_tp.sampler import canvas_update
+from vllm_diffgemma_tp.sampler.entropy_bound import StopRule
+from vllm_diffgemma_tp.sampler.logit_bias import LogitBias
+from vllm_diffgemma_tp.sampler.schedule import DenoisingSchedule
+from vllm_diffgemma_tp.sampler.states import (
     CanvasOptions,
     CanvasStates,
     RequestSeeds,
 )
-from vllm_diffgemma_tp.sampling.schedule import DenoisingSchedule
-from vllm_diffgemma_tp.sampling.tile_plan import TilePlan, Workspace
-from vllm_diffgemma_tp.sampling.vocab_edits import VocabEdits
-from vllm_diffgemma_tp.sampling.vocab_step import VocabStep
+from vllm_diffgemma_tp.sampler.vocab_step import VocabStep
+from vllm_diffgemma_tp.sampler.workspace import TilePlan, Workspace
+from vllm_diffgemma_tp.self_conditioning import SoftEmbedding
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives
 
 cpu_engine.arrange()
-from vllm_diffgemma_tp import sampler as sampler_module  # noqa: E402
-from vllm_diffgemma_tp.sampler import DiffusionSampler  # noqa: E402
-from vllm_diffgemma_tp.scores import OwnedScores  # noqa: E402
+from vllm_diffgemma_tp.worker.sampler import DiffusionSampler  # noqa: E402
+from vllm_diffgemma_tp.worker.scores import LocalScores  # noqa: E402
 
 SLOTS, CANVAS, VOCAB, HIDDEN, MAX_STEPS = 4, 8, 245, 16, 6
-CONFINED = VocabEdits(allowed=(3, 60, 70, 130, 200))
+ALLOWED = LogitBias(allowed=(3, 60, 70, 130, 200))
 WEIGHT = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(5))
 
 
@@ -86,8 +87,12 @@ class Rig:
             schedule=DenoisingSchedule(
                 MAX_STEPS, *temperatures, 1.0, StopRule(1, confidence_threshold)
             ),
-            vocab_step=VocabStep(weight, shard, 2.0, collectives, workspace),
-            scores=OwnedScores(
+            vocab_step=VocabStep(
+                SoftEmbedding(weight, shard, 2.0, collectives.all_reduce),
+                collectives,
+                workspace,
+            ),
+            scores=LocalScores(
                 weight,
                 None,
                 shard,
@@ -141,7 +146,7 @@ def canvases_of(tp_size: int, steps: int = 5) -> list[list[torch.Tensor]]:
         CanvasOptions(CANVAS, MAX_STEPS),
         CanvasOptions(CANVAS, 3, seed_canvas=list(range(CANVAS)), pinned=(0, 5)),
         CanvasOptions(
-            CANVAS, MAX_STEPS, edits=VocabEdits(allowed=(3, 60, 70, 130, 200))
+            CANVAS, MAX_STEPS, logit_bias=LogitBias(allowed=(3, 60, 70, 130, 200))
         ),
     )
 
@@ -266,10 +271,10 @@ def test_pinned_positions_keep_their_seed() -> None:
         assert rig.states.soft_embedding[0, [2, 7]].abs().sum() == 0
 
 
-def test_a_confined_request_emits_allowed_ids_only() -> None:
+def test_a_request_with_allowed_ids_emits_allowed_ids_only() -> None:
     allowed = (3, 60, 130, 244)
     options = CanvasOptions(
-        CANVAS, 1, read_only=True, edits=VocabEdits(allowed=allowed)
+        CANVAS, 1, read_only=True, logit_bias=LogitBias(allowed=allowed)
     )
     for tp_size in (1, 4):
         group = Ranks(tp_size)
@@ -335,11 +340,12 @@ def test_a_temperature_of_zero_is_greedy_with_a_finite_entropy(
         entropies.append(entropy)
         return torch.ones_like(entropy, dtype=torch.bool)
 
-    monkeypatch.setattr(sampler_module, "accept_mask", accept_all)
+    monkeypatch.setattr(canvas_update, "accept_mask", accept_all)
     rig = Rig.of_rank(no_collectives(), temperatures=(0.0, 0.0))
     # Ids 3 and 100 score the same everywhere: the lower one must be taken.
-    rig.sampler.vocab_step.weight[:] = 0
-    rig.sampler.vocab_step.weight[[3, 100]] = 1.0
+    weight = rig.sampler.vocab_step.soft_embedding.weight
+    weight[:] = 0
+    weight[[3, 100]] = 1.0
     rig.prefill(0)
     rig.sampler(torch.ones(CANVAS, HIDDEN), input_batch([0], [CANVAS]))
     assert rig.drafts[0].tolist() == [3] * CANVAS

@@ -17,17 +17,17 @@ from shards import (
     vocab_step,
 )
 
-from vllm_diffgemma_tp.sampling import vocab_step as step_module
-from vllm_diffgemma_tp.sampling.block_stats import (
+from vllm_diffgemma_tp.sampler import vocab_step as step_module
+from vllm_diffgemma_tp.sampler.block_stats import (
     BlockLayout,
     BlockTable,
     RowStatistics,
     block_size_for,
 )
-from vllm_diffgemma_tp.sampling.canvas_step import accept_mask
-from vllm_diffgemma_tp.sampling.counter_rng import RowCounters
-from vllm_diffgemma_tp.sampling.filters import excluded_by_filters
-from vllm_diffgemma_tp.sampling.vocab_step import TokenRows
+from vllm_diffgemma_tp.sampler.counter_rng import RowCounters
+from vllm_diffgemma_tp.sampler.entropy_bound import accept_mask
+from vllm_diffgemma_tp.sampler.top_k_top_p import excluded_by_filters
+from vllm_diffgemma_tp.sampler.vocab_step import TokenRows
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives
 
 HIDDEN, GAMMA = 16, 3.0

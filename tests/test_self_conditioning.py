@@ -12,7 +12,7 @@ import pytest
 import torch
 from shards import Ranks, local_weight, no_collectives, shards
 
-from vllm_diffgemma_tp.self_conditioning import soft_embedding
+from vllm_diffgemma_tp.self_conditioning import SoftEmbedding
 from vllm_diffgemma_tp.vocab_shard import VocabShard
 
 HIDDEN, ROWS, GAMMA, ADDED_ROWS = 32, 24, 5.5, 8
@@ -54,7 +54,8 @@ def sharded(
     def rank_main(rank: int, collectives: object) -> torch.Tensor:
         all_reduce = group._reduce if reduce else lambda partial: partial
         stored = local_weight(weight, own[rank], ADDED_ROWS)
-        return soft_embedding(probs, stored, distort(own[rank]), GAMMA, all_reduce)
+        operator = SoftEmbedding(stored, distort(own[rank]), GAMMA, all_reduce)
+        return operator(probs)
 
     return group.run(rank_main)
 
@@ -121,9 +122,10 @@ def test_one_rank_is_bitwise_the_dense_product_without_collectives(
     probs = distributions("medium", 200).float()
     weight = table(200, dtype)
     (shard,) = shards(200, 1)
-    result = soft_embedding(
-        probs, local_weight(weight, shard), shard, GAMMA, no_collectives().all_reduce
+    operator = SoftEmbedding(
+        local_weight(weight, shard), shard, GAMMA, no_collectives().all_reduce
     )
+    result = operator(probs)
     assert torch.equal(result, (probs.to(dtype) @ weight) * GAMMA)
 
 
@@ -132,13 +134,9 @@ def test_more_ranks_call_one_reduce_each() -> None:
     own = shards(200, 4)
     probs, weight = distributions("flat", 200).float(), table(200, torch.float32)
     group.run(
-        lambda rank, collectives: soft_embedding(
-            probs,
-            local_weight(weight, own[rank]),
-            own[rank],
-            1.0,
-            collectives.all_reduce,
-        )
+        lambda rank, collectives: SoftEmbedding(
+            local_weight(weight, own[rank]), own[rank], 1.0, collectives.all_reduce
+        )(probs)
     )
     assert group.calls == {"all_reduce": 1, "all_gather": 0}
 

@@ -16,8 +16,11 @@ from pathlib import Path
 import fake_vllm
 import pytest
 
-from vllm_diffgemma_tp import cli, cpu_engine, preflight, serve
-from vllm_diffgemma_tp.errors import UserError
+from vllm_diffgemma_tp.cpu import cpu_engine
+from vllm_diffgemma_tp.tools import cli
+from vllm_diffgemma_tp.tools.serve import command as serve
+from vllm_diffgemma_tp.tools.shared import preflight
+from vllm_diffgemma_tp.tools.shared.errors import UserError
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny" / "checkpoint"
 GRACE_SECONDS = 20
@@ -30,7 +33,7 @@ def _run_command(
     # Without what arranging the engine for another test has left in this process.
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_CPU_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "vllm_diffgemma_tp.cli", *arguments],
+        [sys.executable, "-m", "vllm_diffgemma_tp.tools.cli", *arguments],
         env=inherited | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -129,7 +132,7 @@ def test_a_shape_that_no_class_can_do_is_one_sentence(
 @pytest.mark.slow
 def test_offline_too_the_same_shapes_are_refused_before_a_worker_starts() -> None:
     script = f"""
-from vllm_diffgemma_tp import cpu_engine
+from vllm_diffgemma_tp.cpu import cpu_engine
 cpu_engine.arrange()
 from vllm import LLM
 for shape in ({{"pipeline_parallel_size": 2}}, {{"enable_lora": True}}):

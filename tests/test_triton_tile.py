@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_diffgemma_tp import cpu_engine
+from vllm_diffgemma_tp.cpu import cpu_engine
 
 # Before Triton is imported, which chooses its interpreter then.
 cpu_engine.arrange()
 
-from vllm_diffgemma_tp.sampling import triton_tile  # noqa: E402
-from vllm_diffgemma_tp.sampling.tile import (  # noqa: E402
+from vllm_diffgemma_tp.sampler import triton_tile  # noqa: E402
+from vllm_diffgemma_tp.sampler.tile import (  # noqa: E402
     MIN_TEMPERATURE,
     TorchTile,
     finite_or_zero,

@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 from sabotage import SABOTAGES
 
-from vllm_diffgemma_tp import cli, costs, cpu_engine
-from vllm_diffgemma_tp.bench.group import bind_cores, tensor_parallel_group
-from vllm_diffgemma_tp.environment import quiet_vllm
-from vllm_diffgemma_tp.verify import command
-from vllm_diffgemma_tp.verify.command import judge
-from vllm_diffgemma_tp.verify.lines import ByT, Line
-from vllm_diffgemma_tp.verify.rank import Measured, measure_all
+from vllm_diffgemma_tp.cpu import cpu_engine
+from vllm_diffgemma_tp.tools import cli
+from vllm_diffgemma_tp.tools.shared import costs
+from vllm_diffgemma_tp.tools.shared.environment import quiet_vllm
+from vllm_diffgemma_tp.tools.shared.group import bind_cores, tensor_parallel_group
+from vllm_diffgemma_tp.tools.verify import command
+from vllm_diffgemma_tp.tools.verify.command import judge
+from vllm_diffgemma_tp.tools.verify.lines import ByT, Line
+from vllm_diffgemma_tp.tools.verify.rank import Measured, measure_all
 
 SOUND = "nothing"
 
@@ -36,7 +38,7 @@ def measure_and_sabotage(
         found = {SOUND: measure_all(device, progress)}
         for name, sabotage in SABOTAGES.items():
             module, function = sabotage.part
-            part = importlib.import_module(f"vllm_diffgemma_tp.verify.{module}")
+            part = importlib.import_module(f"vllm_diffgemma_tp.tools.verify.{module}")
             with sabotage.patch():
                 again = getattr(part, function)(get_tp_group(), device)
             found[name] = {**found[SOUND], **again}
@@ -115,7 +117,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch, name: str, result: float) -> Iterator
 def test_a_wrong_formula_fails_its_claim(
     name: str, claim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vllm_diffgemma_tp.verify import arithmetic
+    from vllm_diffgemma_tp.tools.verify import arithmetic
 
     assert failed(list(arithmetic.lines())) == []
     with wrong(monkeypatch, name, 1_000):

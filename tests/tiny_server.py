@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from vllm_diffgemma_tp.evals.config import load_config
-from vllm_diffgemma_tp.evals.server import Server
+from vllm_diffgemma_tp.tools.evals.config import load_config
+from vllm_diffgemma_tp.tools.shared.server import Server
 
 TINY_CONFIG = Path(__file__).parents[1] / "configs" / "gsm8k" / "tiny.yaml"
 TINY_CHECKPOINT = Path(str(load_config(TINY_CONFIG).model_name))

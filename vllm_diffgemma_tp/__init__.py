@@ -19,13 +19,11 @@ def register() -> None:
     Raises:
         RuntimeError: the installed vLLM is not supported.
     """
-    from vllm_diffgemma_tp import admission, broken_requests, startup_refusals
+    from vllm_diffgemma_tp import patches
     from vllm_diffgemma_tp.compat.versions import require_supported_vllm
 
     require_supported_vllm()
-    admission.install()
-    broken_requests.install()
-    startup_refusals.install()
+    patches.apply_in_every_process(ARCHITECTURE)
 
     from vllm import ModelRegistry
 

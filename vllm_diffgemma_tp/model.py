@@ -3,16 +3,18 @@
 """The class vLLM resolves ``DiffusionGemmaForBlockDiffusion`` to.
 
 Backbone, vision tower and weight loading are the in-tree model's. What differs is
-where hidden states meet the vocabulary: logits are made by the sampler, on this
-rank's shard only.
+where hidden states meet the vocabulary: the sampler makes logits of this rank's vocab
+shard only, and self-conditioning is a sharded product and one all-reduce
+(``self_conditioning``).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-import vllm
 from vllm.config import VllmConfig
-from vllm.logger import init_logger
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
 )
@@ -26,15 +28,12 @@ from vllm.model_executor.models.gemma4_mm import (
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from vllm_diffgemma_tp import __version__
+from vllm_diffgemma_tp import __version__, patches
 from vllm_diffgemma_tp.compat.images import complete_vision
-from vllm_diffgemma_tp.liveness import LiveRank, format_live_line
-from vllm_diffgemma_tp.memory_line import format_weights_line, weight_bytes
-from vllm_diffgemma_tp.model_state import VocabShardedModelState
-from vllm_diffgemma_tp.vocab_shard import VocabShard
-
-# Loggers outside the vllm namespace have no handler, and the line would be lost.
-logger = init_logger("vllm.plugins.vllm_diffgemma_tp")
+from vllm_diffgemma_tp.self_conditioning import SoftEmbedding
+from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
+from vllm_diffgemma_tp.worker.model_state import VocabShardedModelState
+from vllm_diffgemma_tp.worker.startup_log import log_rank
 
 
 @MULTIMODAL_REGISTRY.register_processor(
@@ -43,7 +42,7 @@ logger = init_logger("vllm.plugins.vllm_diffgemma_tp")
     dummy_inputs=Gemma4DummyInputsBuilder,
 )
 class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
-    """DiffusionGemma with a vocabulary-stationary denoising step."""
+    """DiffusionGemma whose denoising step never holds the whole vocabulary."""
 
     @staticmethod
     def get_model_state_cls() -> type[VocabShardedModelState]:
@@ -51,6 +50,7 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        patches.apply_in_worker()
         complete_vision(self)
         for table in (self.model.embed_tokens, self.lm_head):
             if not isinstance(table.quant_method, UnquantizedEmbeddingMethod):
@@ -60,27 +60,25 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
                     "checkpoint that leaves embed_tokens and lm_head in bf16."
                 )
         self.shard = VocabShard.from_embedding(self.model.embed_tokens)
-        logger.info(
-            format_live_line(
-                LiveRank(
-                    plugin_version=__version__,
-                    vllm_version=vllm.__version__,
-                    rank=self.shard.rank,
-                    tp_size=self.shard.tp_size,
-                    vocab_start=self.shard.start,
-                    vocab_end=self.shard.end,
-                )
-            )
-        )
-        # Here, as the CPU build replaces weights by packed copies once they are loaded.
-        logger.info(
-            format_weights_line(self.shard.rank, self.shard.tp_size, weight_bytes(self))
+        log_rank(self, self.shard, __version__)
+
+    def soft_embedding(self) -> SoftEmbedding:
+        """The operator of self-conditioning, once the weights are loaded.
+
+        ``VocabShardedModelState.custom_sampler`` hands it to the denoising step.
+        """
+        backbone: Any = self.model
+        return SoftEmbedding(
+            weight=backbone.embed_tokens.weight,
+            shard=self.shard,
+            normalizer=backbone.normalizer,
+            all_reduce=ShardCollectives.of_group(get_tp_group()).all_reduce,
         )
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Hand the hidden states, ``[rows, hidden]``, on to the sampler.
 
         Full-vocabulary logits exist nowhere. The runner's other caller, prompt
-        logprobs, is refused at admission.
+        logprobs, is refused when a request is admitted.
         """
         return hidden_states

@@ -1,130 +1,128 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The soft embedding over a vocabulary-sharded table.
+"""The soft embedding over a vocabulary-sharded embedding table.
 
-DiffusionGemma feeds each denoising step the expected embedding of the step before,
-``E = gamma * P @ W`` with P ``[rows, vocab]`` and W ``[vocab, hidden]``. Rank r holds
-only ``W_r = W[start:end]``. The shards are disjoint and exhaustive, so
+DiffusionGemma feeds each denoising step the expected token embedding of the step
+before, ``E = gamma * P @ W``, with P ``[rows, vocab]`` and W ``[vocab, hidden]``. Rank
+r holds only its vocab shard ``W_r = W[start_r:end_r]``. The shards are disjoint and
+exhaustive, so
 
     P @ W = sum over r of P[:, start_r:end_r] @ W_r
 
 and one all-reduce of ``[rows, hidden]`` replaces gathering the table (vllm#45719,
-vllm#46177). Equal to the unsharded product but for the order of additions.
+vllm#46177). It equals the unsharded product but for the order of additions.
+
+The sampler never holds a whole P. It has tiles of exp(x - m) with a running maximum m,
+as flash attention has, and learns the softmax's denominator last. So the operator is
+in two parts, ``accumulate`` for each tile and ``finish``; a P that is there at once is
+the case of one tile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from vllm_diffgemma_tp.vocab_shard import VocabShard
 
-# Rows of the table widened to fp32 at once where no GEMM returns fp32 from bf16:
-# bounds the transient copy at 8192 * hidden * 4 bytes (92 MB at hidden = 2816).
-_WIDEN_ROWS = 8192
 
+@dataclass(frozen=True)
+class SoftEmbedding:
+    """E = gamma * P @ W on one rank of a tensor-parallel group.
 
-def soft_embedding(
-    probs: torch.Tensor,
-    weight: torch.Tensor,
-    shard: VocabShard,
-    normalizer: torch.Tensor | float,
-    all_reduce: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
-    """Expected token embedding of full-width distributions.
-
-    Args:
-        probs: Distributions over the whole vocabulary, ``[rows, vocab]``.
+    Attributes:
         weight: This rank's shard of the table, ``[rows_per_rank or more, hidden]``;
             rows from ``shard.num_rows`` on are padding or added vocabulary.
-        shard: The token ids this rank owns.
+        shard: The embedding's ``org_vocab_start_index`` and ``org_vocab_end_index``.
         normalizer: gamma, the model's embedding scale.
-        all_reduce: Sum over the tensor-parallel group; called once, and only when
-            T > 1.
-
-    Returns:
-        ``[rows, hidden]`` in the dtype of ``weight``, the same on every rank.
+        all_reduce: Sum over the tensor-parallel group; may overwrite its argument.
     """
-    owned = probs[..., shard.start : shard.end]
-    partial = partial_soft_embedding(owned, weight, shard)
-    return reduce_soft_embedding(partial, weight.dtype, shard, normalizer, all_reduce)
 
+    weight: torch.Tensor
+    shard: VocabShard
+    normalizer: torch.Tensor | float
+    all_reduce: Callable[[torch.Tensor], torch.Tensor]
 
-def partial_soft_embedding(
-    owned_probs: torch.Tensor, weight: torch.Tensor, shard: VocabShard
-) -> torch.Tensor:
-    """This rank's term of the sum, before the all-reduce.
+    def __call__(self, probs: torch.Tensor) -> torch.Tensor:
+        """The operator on distributions over the whole vocabulary.
 
-    Args:
-        owned_probs: Probabilities of the owned ids only, ``[rows, num_rows]``.
-        weight: As in ``soft_embedding``.
-        shard: As in ``soft_embedding``.
+        Args:
+            probs: ``[rows, vocab]`` in any float dtype, the same on every rank.
 
-    Returns:
-        ``[rows, hidden]``. At T = 1 the dense product in the dtype of ``weight``,
-        bitwise what the unsharded model computes; at T > 1 fp32, since partial sums
-        rounded to bf16 grow the error with T (1.4e-3 at T = 1 to 3e-3 at T = 8).
-    """
-    true_rows = weight[: shard.num_rows]
-    owned_probs = owned_probs.to(weight.dtype)
-    if shard.tp_size == 1 or weight.dtype.itemsize >= 4:
-        return owned_probs @ true_rows
-    if weight.is_cuda:
-        return torch.mm(owned_probs, true_rows, out_dtype=torch.float32)
-    partial = torch.zeros(
-        owned_probs.shape[0],
-        weight.shape[1],
-        dtype=torch.float32,
-        device=weight.device,
-    )
-    for first in range(0, shard.num_rows, _WIDEN_ROWS):
-        tile = slice(first, first + _WIDEN_ROWS)
-        partial.addmm_(owned_probs[:, tile].float(), true_rows[tile].float())
-    return partial
+        Returns:
+            ``[rows, hidden]`` in the dtype of ``weight``, the same on every rank.
+        """
+        owned = slice(self.shard.start, self.shard.end)
+        local_probs = probs[:, owned].to(self.weight.dtype)
+        partial = torch.empty(
+            len(probs),
+            self.weight.shape[1],
+            dtype=torch.promote_types(self.weight.dtype, torch.float32),
+            device=self.weight.device,
+        )
+        self.accumulate(partial, local_probs, owned)
+        return self.finish(partial)
 
+    def accumulate(
+        self,
+        partial: torch.Tensor,
+        probs: torch.Tensor,
+        token_ids: slice | torch.Tensor,
+        decay: torch.Tensor | None = None,
+    ) -> None:
+        """Add one tile's product: ``partial = decay * partial + probs @ W[token_ids]``.
 
-def reduce_soft_embedding(
-    partial: torch.Tensor,
-    dtype: torch.dtype,
-    shard: VocabShard,
-    normalizer: torch.Tensor | float,
-    all_reduce: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
-    """Sum the partial products over ranks, round once, then scale.
+        Partial sums are fp32. Rounded to bf16 they would grow the error with T, from
+        1.4e-3 at T = 1 to 3e-3 at T = 8.
 
-    Args:
-        partial: ``[rows, hidden]`` from ``partial_soft_embedding``. Not read again by
-            the caller: the reduction may overwrite it.
-        dtype: Dtype of the table, in which the unsharded product comes out.
-        shard, normalizer, all_reduce: As in ``soft_embedding``.
+        Args:
+            partial: This rank's sum, ``[rows, hidden]`` fp32 (fp64 for an fp64 table);
+                changed in place.
+            probs: Of the tile's ids, up to a factor a row, ``[rows, ids]`` in the
+                dtype of ``weight``.
+            token_ids: Global ids of the tile, all in this rank's shard: a slice, or
+                ``[ids]`` int64.
+            decay: What the sum so far is multiplied by, ``[rows, 1]`` fp32; None for
+                the first tile, before which ``partial`` holds nothing.
+        """
+        if decay is None:
+            partial.zero_()
+        else:
+            partial.mul_(decay)
+        rows = self._rows(token_ids)
+        if rows.dtype == partial.dtype:
+            partial.addmm_(probs, rows)
+        elif rows.is_cuda:
+            partial.add_(torch.mm(probs, rows, out_dtype=partial.dtype))
+        else:
+            # No GEMM of a CPU gives fp32 sums of bf16, and widening the table would
+            # triple the time: the tile's product is rounded once.
+            partial.add_(torch.mm(probs, rows))
 
-    Returns:
-        ``[rows, hidden]`` in ``dtype``.
-    """
-    if shard.tp_size > 1:
-        partial = all_reduce(partial)
-    return partial.to(dtype) * normalizer
+    def finish(
+        self, partial: torch.Tensor, scale: torch.Tensor | float = 1.0
+    ) -> torch.Tensor:
+        """Scale this rank's sum, add up the ranks', round once.
 
+        Args:
+            partial: From ``accumulate``; overwritten.
+            scale: What makes probabilities of the ``probs`` that were given,
+                ``[rows, 1]`` fp32.
 
-def add_product(
-    partial: torch.Tensor, probs: torch.Tensor, table_rows: torch.Tensor
-) -> None:
-    """Add ``probs @ table_rows`` to an fp32 sum, for an operator that runs in tiles.
+        Returns:
+            ``[rows, hidden]`` in the dtype of ``weight``, the same on every rank.
+        """
+        partial.mul_(scale * self.normalizer)
+        # At T = 1 nothing is called, and the product is the dense one.
+        if self.shard.tp_size > 1:
+            partial = self.all_reduce(partial)
+        return partial.to(self.weight.dtype)
 
-    The product keeps its fp32 accumulators where a GEMM gives them out. No GEMM of a
-    CPU does for bf16, and widening the table would triple the time: there each
-    product is rounded to the table's dtype. One rounding is what scaling by the
-    normalizer costs the unsharded operator; who tiles scales in fp32 instead.
-
-    Args:
-        partial: The sum, ``[rows, hidden]`` fp32; changed in place.
-        probs: ``[rows, ids]`` in the dtype of the table.
-        table_rows: The table's rows of these ids, ``[ids, hidden]``.
-    """
-    if table_rows.dtype == torch.float32:
-        partial.addmm_(probs, table_rows)
-    elif table_rows.is_cuda:
-        partial.add_(torch.mm(probs, table_rows, out_dtype=torch.float32))
-    else:
-        partial.add_(torch.mm(probs, table_rows))
+    def _rows(self, token_ids: slice | torch.Tensor) -> torch.Tensor:
+        """The rows of the local shard that embed the ids, ``[ids, hidden]``."""
+        start = self.shard.start
+        if isinstance(token_ids, slice):
+            return self.weight[token_ids.start - start : token_ids.stop - start]
+        return self.weight[token_ids - start]

@@ -123,14 +123,14 @@ class ShardCollectives:
         )
 
 
-def of_all_ranks(
+def gather_ranks(
     values: torch.Tensor, shard: VocabShard, collectives: ShardCollectives
 ) -> torch.Tensor:
     """Every rank's ``[rows, n]`` of fp32 or int64, bit for bit: ``[T, rows, n]``.
 
-    It replaces the all-reduce of int64, which vLLM's shared-memory communicator for
-    CPUs lacks: it takes floating-point types only, and at most 32 bits of them. A
-    gather copies bytes, whatever they are called.
+    At T = 1 no collective is called. It replaces the all-reduce of int64, which vLLM's
+    shared-memory communicator for CPUs lacks: it takes floating-point types only, and
+    at most 32 bits of them. A gather copies bytes, whatever they are called.
     """
     if shard.tp_size == 1:
         return values[None]

@@ -6,6 +6,6 @@ A CPU torch and the torchvision that is installed beside it may not fit each oth
 project's import hooks make such a torchvision importable, and do nothing elsewhere.
 """
 
-from vllm_diffgemma_tp.cpu_engine import install_import_hooks
+from vllm_diffgemma_tp.cpu.cpu_engine import install_hooks
 
-install_import_hooks()
+install_hooks()

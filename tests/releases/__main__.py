@@ -2,9 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """Check vLLM releases: `make compat VLLM=0.30.0`, `make compat-all`.
 
-For each release this builds an environment of its own, reads its source for every seam,
-runs the live tests below with our class, and asks its own class the same requests. The
-results go to `configs/releases/results.json` and into the README's table.
+For each release this builds an environment of its own, looks in its source for all of
+the API that the plugin uses, runs the live tests below with our class, and asks its
+own class the same requests. The results go to `configs/releases/results.json` and into
+the README's table.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import results as results_file
 from packaging.version import Version
 from release_environments import ROOT, Release, build, environment, releases
 
+from vllm_diffgemma_tp.compat.api_check import missing_api
 from vllm_diffgemma_tp.compat.inspection import Source
-from vllm_diffgemma_tp.compat.seams import moved_seams
 
 LIVE_TESTS = (
     "tests/test_live_release.py",
@@ -71,13 +72,13 @@ def check(release: Release) -> dict[str, Any]:
         "torch": release.torch,
         "date": datetime.date.today().isoformat(),
         # An engine that runs here is the CPU build's.
-        "moved": moved_seams(source, Version(release.vllm), packages is not None),
+        "moved": missing_api(source, Version(release.vllm), packages is not None),
         "passed": None,
         "skipped": 0,
         "failed": [],
         "in_tree": {},
     }
-    say(f"seams: {'; '.join(result['moved']) or 'all there'}")
+    say(f"API: {'; '.join(result['moved']) or 'all there'}")
     if packages is not None:
         with tempfile.TemporaryDirectory() as folder:
             result |= run_tests(release, Path(folder) / "junit.xml")

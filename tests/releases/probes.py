@@ -29,11 +29,11 @@ from completions import PROMPT, complete  # noqa: E402
 from plugin_folder import NAME, install  # noqa: E402
 from tiny_server import TINY_CHECKPOINT, tiny_server  # noqa: E402
 
-from vllm_diffgemma_tp import cpu_engine  # noqa: E402
-from vllm_diffgemma_tp.bench.live import InTreeServer  # noqa: E402
-from vllm_diffgemma_tp.errors import UserError  # noqa: E402
-from vllm_diffgemma_tp.evals.server import Server, telling_line  # noqa: E402
-from vllm_diffgemma_tp.liveness import format_live_line  # noqa: E402
+from vllm_diffgemma_tp.cpu import cpu_engine  # noqa: E402
+from vllm_diffgemma_tp.tools.bench.live import InTreeServer  # noqa: E402
+from vllm_diffgemma_tp.tools.shared.errors import UserError  # noqa: E402
+from vllm_diffgemma_tp.tools.shared.server import Server, telling_line  # noqa: E402
+from vllm_diffgemma_tp.worker.live_line import format_live_line  # noqa: E402
 
 ALLOWED = [20, 60, 130, 200]
 BIASED = 200

@@ -69,9 +69,9 @@ def as_markdown(results: dict[str, Any]) -> str:
 
 def _checks(result: dict[str, Any]) -> str:
     if result["moved"]:
-        return "seams moved: " + "; ".join(result["moved"])
+        return "API missing: " + "; ".join(result["moved"])
     if result["passed"] is None:
-        return "seams checked, not run"
+        return "API checked, not run"
     counts = f"{result['passed']} passed"
     if result["skipped"]:
         counts += f", {result['skipped']} skipped"

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What differs between vLLM releases, and what is relied on in all of them.
+"""Differences between vLLM releases, each once, with its reason and when it can go.
 
-Every difference lives here once, with its reason and the condition on which it can go,
-and so does every check or function of vLLM's that is replaced for requests. The modules
-are apart by who imports them: ``versions`` and ``seams`` need no vLLM, ``requests`` is
-for the API process, ``steps`` and ``images`` for a worker.
+Also what of vLLM's API the plugin uses, and what no class of the model can do. May
+import nothing of this package; vLLM only inside functions.
 """

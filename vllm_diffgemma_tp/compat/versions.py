@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """Which vLLM releases this plugin works with.
 
-On a release it was run on it says nothing. On another it looks for every seam
-(``seams``), and either says once that the release is not exercised, or refuses it and
-names what moved.
+On a release it was run on it says nothing. On another it looks for all it uses of
+vLLM's API (``api_check``), and either warns once that the release is not exercised, or
+refuses it and names what is missing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from vllm_diffgemma_tp import cpu_engine
+from vllm_diffgemma_tp.compat.api_check import missing_api
+from vllm_diffgemma_tp.compat.cpu_build import is_cpu_build
 from vllm_diffgemma_tp.compat.inspection import Source
-from vllm_diffgemma_tp.compat.seams import moved_seams
 
 #: vLLM has had the model since then.
 OLDEST_VLLM = "0.24.0"
@@ -60,11 +60,11 @@ def unsupported_reason(vllm_version: str, vllm_folder: Path) -> str | None:
     if is_exercised(vllm_version):
         return None
     source = Source(vllm_folder.parent)
-    moved = moved_seams(source, release, cpu_engine.is_cpu_build())
-    if not moved:
+    missing = missing_api(source, release, is_cpu_build())
+    if not missing:
         return None
-    named = "; ".join(moved[:_NAMED_AT_MOST])
-    more = len(moved) - _NAMED_AT_MOST
+    named = "; ".join(missing[:_NAMED_AT_MOST])
+    more = len(missing) - _NAMED_AT_MOST
     return (
         f"vllm_diffgemma_tp was run on vLLM {', '.join(EXERCISED_VLLM)}, and "
         f"{vllm_version} differs where it matters: {named}"

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""Scores as integers: keys of the same order, and masses that add up in any order.
+
+A sum of floats depends on its order, hence on T. Integers add up to the same number in
+any order, on any number of ranks, in any kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard, gather_ranks
+
+
+def ordered_keys(values: torch.Tensor) -> torch.Tensor:
+    """fp32 to int32 of the same order and, but for the zeros, one to one."""
+    # -0.0 equals 0.0 but its bits differ; adding 0.0 turns it into 0.0.
+    bits = (values + 0.0).view(torch.int32)
+    # Bits below the sign rise with the magnitude: reversed for negative numbers.
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+def key_values(keys: torch.Tensor) -> torch.Tensor:
+    """What ``ordered_keys`` made keys of; from int32 or int64 in its range."""
+    bits = keys.int()
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(torch.float32)
+
+
+def fixed_point_masses(
+    scores: torch.Tensor, peak: torch.Tensor, vocab_size: int
+) -> torch.Tensor:
+    """exp(scores - peak) in units that leave room for the sum over a vocabulary.
+
+    fp32's 24 bits are kept from 1 down to 2^-20 at 262,144 ids. What smaller masses
+    lose is less than 2^-27 of the total over the whole vocabulary, while 1 - p comes in
+    steps of 2^-24 or more.
+
+    Args:
+        scores: ``[rows, n]`` fp32, at most ``peak``.
+        peak: The row's maximum over the whole vocabulary, ``[rows, 1]`` fp32.
+        vocab_size: Ids of the whole vocabulary.
+
+    Returns:
+        ``[rows, n]`` int64 in units of 1 / ``mass_scale(vocab_size)``.
+    """
+    weights = (scores - peak).exp_()
+    return weights.mul_(mass_scale(vocab_size)).round_().long()
+
+
+def mass_scale(vocab_size: int) -> float:
+    """The fixed-point number for a mass of 1: a power of two, all ids of it < 2^63."""
+    return 2.0 ** (62 - (vocab_size - 1).bit_length())
+
+
+def vocab_peak(
+    owned: torch.Tensor, shard: VocabShard, collectives: ShardCollectives
+) -> torch.Tensor:
+    """The maximum over all ranks, ``[rows, 1]`` fp32; one all-gather at T > 1."""
+    if owned.shape[1]:
+        peak = owned.amax(1, keepdim=True)
+    else:
+        peak = owned.new_full((len(owned), 1), -torch.inf)
+    return gather_ranks(peak, shard, collectives).amax(0)

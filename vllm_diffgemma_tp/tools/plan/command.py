@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""``vllm-diffgemma-tp plan``: what fits, and what it costs. Nothing is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from vllm_diffgemma_tp.tools.plan import plot, text
+from vllm_diffgemma_tp.tools.plan.report import Question, as_json
+from vllm_diffgemma_tp.tools.plan.times import HARDWARE, Hardware
+from vllm_diffgemma_tp.tools.shared.arguments import (
+    positive_float,
+    positive_int,
+    positive_ints,
+    share,
+)
+from vllm_diffgemma_tp.tools.shared.checkpoint import PRESETS, Checkpoint, preset, read
+from vllm_diffgemma_tp.tools.shared.errors import UserError
+from vllm_diffgemma_tp.tools.shared.memory import Serving, default_batched_tokens
+
+_GIB = 2**30
+_RATES = ("memory_gbps", "link_gbps", "tflops")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument(
+        "--model", help="folder of a checkpoint or its name on the hub; headers only"
+    )
+    model.add_argument(
+        "--preset",
+        choices=PRESETS,
+        default="bf16",
+        help="the released model, offline (default: bf16)",
+    )
+    parser.add_argument(
+        "--tp",
+        type=positive_ints,
+        default=[1, 2, 4, 8],
+        help="tensor-parallel sizes (default: 1,2,4,8)",
+    )
+    parser.add_argument("--gpu-memory", type=positive_float, help="GiB of one card")
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        type=share,
+        default=0.92,
+        help="of that memory (default: 0.92)",
+    )
+    parser.add_argument(
+        "--hardware",
+        choices=HARDWARE,
+        help="card and link, for estimates of time, and its memory",
+    )
+    parser.add_argument("--memory-gbps", type=positive_float, help="GB/s of a card")
+    parser.add_argument("--link-gbps", type=positive_float, help="GB/s a rank sends")
+    parser.add_argument("--tflops", type=positive_float, help="dense bf16 TFLOP/s")
+    parser.add_argument(
+        "--max-num-seqs",
+        type=positive_int,
+        default=8,
+        help="(default: 8, as vLLM's for this model)",
+    )
+    parser.add_argument(
+        "--max-model-len", type=positive_int, help="(default: the model's)"
+    )
+    parser.add_argument(
+        "--max-num-batched-tokens",
+        type=positive_int,
+        help="(default: as `vllm serve`'s for the card: 2048 below 70 GiB)",
+    )
+    parser.add_argument(
+        "--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help="as vLLM's"
+    )
+    parser.add_argument("--enable-expert-parallel", action="store_true")
+    parser.add_argument(
+        "--no-vision",
+        action="store_true",
+        help='as served with --limit-mm-per-prompt \'{"image":0,"video":0}\'',
+    )
+    parser.add_argument(
+        "--canvases",
+        type=positive_int,
+        default=1,
+        help="in the step whose costs are shown (default: 1)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="cpu for vLLM's CPU build (default: cuda)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it there too")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; returns 0, or 1 if a card was named and nothing fits it.
+
+    Raises:
+        UserError: The checkpoint cannot be read, or a file cannot be written.
+    """
+    if args.plot is not None:
+        plot.check(args.plot)
+    named = args.model is not None
+    checkpoint = read(args.model) if named else preset(args.preset)
+    plan = as_json(checkpoint, _question(args, checkpoint))
+    print(json.dumps(plan, indent=2) if args.json else text.as_text(plan))
+    if args.plot is not None:
+        plot.write(plan, args.plot)
+    possible = [rank for rank in plan["ranks"] if not rank["obstacle"]]
+    if plan["gpu_memory_bytes"] is not None:
+        possible = [rank for rank in possible if rank["fit"]["fits"]]
+    return 0 if possible else 1
+
+
+def _question(args: argparse.Namespace, checkpoint: Checkpoint) -> Question:
+    architecture = checkpoint.architecture
+    hardware = _hardware(args)
+    gib = args.gpu_memory or (
+        HARDWARE[args.hardware].memory_gib if args.hardware else 0
+    )
+    longest = args.max_model_len or architecture.max_model_len
+    if longest > architecture.max_model_len:
+        raise UserError(
+            f"--max-model-len {longest} is beyond the model's "
+            f"{architecture.max_model_len}: give at most that."
+        )
+    on_cpu = args.device == "cpu"
+    if on_cpu and gib:
+        raise UserError(
+            "--gpu-memory and --hardware are of a card: leave them with --device cpu."
+        )
+    gpu_memory = int(gib * _GIB) if gib else None
+    return Question(
+        tp_sizes=sorted(set(args.tp)),
+        expert_parallel=args.enable_expert_parallel,
+        vision=not args.no_vision,
+        serving=Serving(
+            max_num_seqs=args.max_num_seqs,
+            max_model_len=longest,
+            max_num_batched_tokens=args.max_num_batched_tokens
+            or default_batched_tokens(gpu_memory, args.hardware),
+            device_type=args.device,
+            kv_element=1 if args.kv_cache_dtype == "fp8" else None,
+        ),
+        gpu_memory=gpu_memory,
+        utilization=args.gpu_memory_utilization,
+        hardware=hardware,
+        rows=args.canvases * architecture.canvas_length,
+    )
+
+
+def _hardware(args: argparse.Namespace) -> Hardware | None:
+    """The named card with the rates given by hand, or these alone, all of them."""
+    given = {name: value for name in _RATES if (value := getattr(args, name))}
+    if args.hardware:
+        return replace(HARDWARE[args.hardware], **given)
+    if not given:
+        return None
+    missing = [f"--{name.replace('_', '-')}" for name in _RATES if name not in given]
+    if missing:
+        raise UserError(
+            f"An estimate of time also needs {' and '.join(missing)}: give it, or name "
+            "a --hardware."
+        )
+    return Hardware("the card described", memory_gib=0, **given)

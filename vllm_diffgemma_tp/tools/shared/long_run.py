@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""What every command that takes minutes does: progress, a folder, an orderly end."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+
+from vllm_diffgemma_tp.tools.shared.errors import UserError
+
+RUNS = Path("runs")
+
+
+def say(message: str) -> None:
+    """Print progress, apart from the results on standard output."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def run_folder(name: str, resume: bool = False) -> Path:
+    """A folder of its own for one run, or that of the latest run of the name.
+
+    Raises:
+        UserError: there is no run of the name to go on with.
+    """
+    if not resume:
+        return RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    found = sorted(RUNS.glob(f"{name}-????????-??????"))
+    if not found:
+        raise UserError(
+            f"There is no run of {name} in {RUNS} to go on with: name its folder with "
+            "--output, or leave out --resume."
+        )
+    return found[-1]
+
+
+def check_writable(path: Path) -> None:
+    """A file can be written there, which is better known before minutes of work.
+
+    Raises:
+        UserError: It cannot.
+    """
+    target = path if path.exists() else path.parent
+    if path.is_dir() or not path.parent.is_dir() or not os.access(target, os.W_OK):
+        raise UserError(
+            f"--json {path} cannot be written: give a file in a folder that exists "
+            "and is writable."
+        )
+
+
+@contextmanager
+def terminating_like_ctrl_c() -> Iterator[None]:
+    """Let a termination signal unwind the stack, which stops the server.
+
+    By default it ends Python on the spot, and the server, in its own process group,
+    would go on alone.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

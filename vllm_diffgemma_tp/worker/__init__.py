@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
+"""What runs inside vLLM's worker: model state, sampler, the lines that a worker logs.
+
+Turns the runner's batches into the sampler's tensors and back. May import vLLM,
+``compat`` and ``sampler``.
+"""
