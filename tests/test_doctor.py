@@ -274,7 +274,7 @@ def test_a_check_that_fails_itself_is_a_finding(
     assert cli.main(["doctor"]) == 1
     text = capsys.readouterr().out
     assert "FAIL  environment" in text and "nobody expected this" in text
-    assert text.splitlines()[-1] == "doctor: 2 to mend"
+    assert text.splitlines()[-1] == "doctor: 2 to fix"
 
 
 def test_the_presets_architecture_meets_the_nvfp4_limit() -> None:

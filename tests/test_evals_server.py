@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from vllm_diffgemma_tp.tools.shared.errors import UserError
+from vllm_diffgemma_tp.tools.shared.preflight import LOCALHOST
 from vllm_diffgemma_tp.tools.shared.server import (
-    HOST,
     Server,
     group_members,
     telling_line,
@@ -53,7 +53,7 @@ def healthy(folder: Path, line: str = format_live_line(LIVE), size: int = 1) -> 
 def port_is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return probe.connect_ex((HOST, port)) != 0
+        return probe.connect_ex((LOCALHOST, port)) != 0
 
 
 def test_nothing_of_the_process_group_is_left_after_the_block(
@@ -106,7 +106,7 @@ def test_ctrl_c_during_the_start_stops_the_server(tmp_path: Path) -> None:
 
 def test_a_port_in_use_is_refused_before_the_start(tmp_path: Path) -> None:
     with socket.socket() as taken:
-        taken.bind((HOST, 0))
+        taken.bind((LOCALHOST, 0))
         taken.listen()
         port = taken.getsockname()[1]
         with (

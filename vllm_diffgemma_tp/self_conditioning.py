@@ -54,15 +54,15 @@ class SoftEmbedding:
         Returns:
             ``[rows, hidden]`` in the dtype of ``weight``, the same on every rank.
         """
-        owned = slice(self.shard.start, self.shard.end)
-        local_probs = probs[:, owned].to(self.weight.dtype)
+        local_ids = slice(self.shard.start, self.shard.end)
+        local_probs = probs[:, local_ids].to(self.weight.dtype)
         partial = torch.empty(
             len(probs),
             self.weight.shape[1],
             dtype=torch.promote_types(self.weight.dtype, torch.float32),
             device=self.weight.device,
         )
-        self.accumulate(partial, local_probs, owned)
+        self.accumulate(partial, local_probs, local_ids)
         return self.finish(partial)
 
     def accumulate(

@@ -37,8 +37,8 @@ class VocabShard:
     """The half-open range of global token ids ``[start, end)`` one rank owns.
 
     Attributes:
-        start: First owned token id.
-        end: One past the last owned token id; equal to ``start`` on a rank that
+        start: First token id of this rank.
+        end: One past its last token id; equal to ``start`` on a rank that
             owns nothing.
         rows_per_rank: Rows every rank stores for the original vocabulary, padding
             included; the same number on all ranks.

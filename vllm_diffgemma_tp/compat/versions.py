@@ -46,8 +46,8 @@ def unsupported_reason(vllm_version: str, vllm_folder: Path) -> str | None:
     and `0.32.0rc1` are accepted.
 
     Args:
-        vllm_version: A `vllm.__version__`. One that cannot be read says nothing, and
-            the seams decide.
+        vllm_version: A `vllm.__version__`. One that cannot be read decides
+            nothing: what is missing of its API does.
         vllm_folder: Where that vLLM's package lies.
     """
     release = _release(vllm_version)

@@ -54,11 +54,11 @@ def mass_scale(vocab_size: int) -> float:
 
 
 def vocab_peak(
-    owned: torch.Tensor, shard: VocabShard, collectives: ShardCollectives
+    logits: torch.Tensor, shard: VocabShard, collectives: ShardCollectives
 ) -> torch.Tensor:
     """The maximum over all ranks, ``[rows, 1]`` fp32; one all-gather at T > 1."""
-    if owned.shape[1]:
-        peak = owned.amax(1, keepdim=True)
+    if logits.shape[1]:
+        peak = logits.amax(1, keepdim=True)
     else:
-        peak = owned.new_full((len(owned), 1), -torch.inf)
+        peak = logits.new_full((len(logits), 1), -torch.inf)
     return gather_ranks(peak, shard, collectives).amax(0)

@@ -56,7 +56,7 @@ class TopScores:
     @classmethod
     def of(
         cls,
-        owned: torch.Tensor,
+        scores: torch.Tensor,
         chosen: torch.Tensor,
         num_top: int,
         given_ids: torch.Tensor,
@@ -66,7 +66,7 @@ class TopScores:
         """Measure and merge; two all-gathers at T > 1.
 
         Args:
-            owned: Scores of the owned ids, ``[rows, shard.num_rows]`` fp32, -inf where
+            scores: Scores of the local ids, ``[rows, shard.num_rows]`` fp32, -inf where
                 an id is excluded, rows > 0.
             chosen: The id to rank in each row, ``[rows]`` int64; the same on every
                 rank.
@@ -76,9 +76,9 @@ class TopScores:
             shard: The token ids this rank owns.
             collectives: Of the tensor-parallel group.
         """
-        entries = _entries(owned, shard)
+        entries = _entries(scores, shard)
         width = min(max(num_top, 1), shard.rows_per_rank)
-        named = torch.cat((chosen[:, None], given_ids.expand(len(owned), -1)), dim=1)
+        named = torch.cat((chosen[:, None], given_ids.expand(len(scores), -1)), dim=1)
         position = named - shard.start
         is_owned = (position >= 0) & (position < shard.num_rows)
         # Others' ids are read in the last column, which holds no entry.
@@ -91,9 +91,9 @@ class TopScores:
         candidates = by_rank[..., :width].transpose(0, 1).flatten(1)
         top_scores, top_ids = _unpack(candidates.topk(max(num_top, 1)).values)
         peak = top_scores[:, :1]
-        masses = fixed_point_masses(owned, peak, shard.vocab_size).sum(1)
+        masses = fixed_point_masses(scores, peak, shard.vocab_size).sum(1)
         named_scores = _unpack(by_rank[..., width:].amax(0))[0]
-        as_high = (owned >= named_scores[:, :1]).sum(1)
+        as_high = (scores >= named_scores[:, :1]).sum(1)
         sums = torch.stack((masses, as_high), dim=1)
         total, chosen_rank = gather_ranks(sums, shard, collectives).sum(0).unbind(1)
         return cls(
@@ -112,14 +112,14 @@ class TopScores:
         return (scores.double() - self.log_normalizer[:, None]).float()
 
 
-def _entries(owned: torch.Tensor, shard: VocabShard) -> torch.Tensor:
-    """``[rows, rows_per_rank + 1]`` int64; no entry behind the owned ids."""
-    entries = owned.new_full(
-        (len(owned), shard.rows_per_rank + 1), _NO_ENTRY, dtype=torch.int64
+def _entries(scores: torch.Tensor, shard: VocabShard) -> torch.Tensor:
+    """``[rows, rows_per_rank + 1]`` int64; no entry behind the local ids."""
+    entries = scores.new_full(
+        (len(scores), shard.rows_per_rank + 1), _NO_ENTRY, dtype=torch.int64
     )
-    ids = torch.arange(shard.start, shard.end, device=owned.device)
+    ids = torch.arange(shard.start, shard.end, device=scores.device)
     filled = entries[:, : shard.num_rows]
-    filled.copy_(ordered_keys(owned)).bitwise_left_shift_(32).add_(_LAST_ID - ids)
+    filled.copy_(ordered_keys(scores)).bitwise_left_shift_(32).add_(_LAST_ID - ids)
     return entries
 
 

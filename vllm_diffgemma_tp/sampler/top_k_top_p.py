@@ -35,14 +35,14 @@ _LOWEST_KEY = -(2**31)
 
 
 def excluded_by_filters(
-    owned: torch.Tensor,
+    logits: torch.Tensor,
     top_k: torch.Tensor | None,
     top_p: torch.Tensor | None,
     shard: VocabShard,
     collectives: ShardCollectives,
     min_p: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Which owned ids min-p, top-k and top-p leave out, exact and the same at any T.
+    """Which local ids min-p, top-k and top-p leave out, exact and the same at any T.
 
     In this order, each among what is left. Min-p drops ids less than ``min_p`` times as
     probable as the most probable one. Then as vLLM's ``apply_top_k_top_p_pytorch``
@@ -51,7 +51,7 @@ def excluded_by_filters(
     lowest first, as long as the probability dropped is at most 1 - p; one id stays.
 
     Args:
-        owned: Logits of the owned ids, ``[rows, shard.num_rows]`` fp32, rows > 0.
+        logits: Logits of the local ids, ``[rows, shard.num_rows]`` fp32, rows > 0.
         top_k: ``[rows]`` int in [1, vocab_size], which keeps all; None for no top-k.
         top_p: ``[rows]`` fp32 in (0, 1], where 1 keeps all; None for no top-p.
         shard: The token ids this rank owns.
@@ -61,13 +61,13 @@ def excluded_by_filters(
 
     Returns:
         ``[rows, shard.num_rows]`` bool, True for ids left out. Ids whose logit is NaN
-        or +inf are never left out. Needs up to 24 more bytes an owned id on the way.
+        or +inf are never left out. Needs up to 24 more bytes a local id on the way.
     """
-    keys = ordered_keys(owned)
+    keys = ordered_keys(logits)
     excluded = torch.zeros_like(keys, dtype=torch.bool)
     if min_p is not None:
-        floor = vocab_peak(owned, shard, collectives) + min_p.log()[:, None]
-        excluded = owned < floor
+        floor = vocab_peak(logits, shard, collectives) + min_p.log()[:, None]
+        excluded = logits < floor
     if top_k is not None:
         count = top_k.long()[:, None]
         kept = (~excluded).long()
@@ -76,13 +76,13 @@ def excluded_by_filters(
         )
         excluded |= keys < smallest.key
     if top_p is not None:
-        peak = vocab_peak(owned, shard, collectives)
-        masses = fixed_point_masses(owned, peak, shard.vocab_size)
+        peak = vocab_peak(logits, shard, collectives)
+        masses = fixed_point_masses(logits, peak, shard.vocab_size)
         masses.masked_fill_(excluded, 0)
         tail = _below_top_p(keys, masses, peak, top_p[:, None], shard, collectives)
         excluded |= tail & (top_p < 1)[:, None]
     # A number that is not finite must reach the check that reports it.
-    return excluded & (owned < torch.inf)
+    return excluded & (logits < torch.inf)
 
 
 def _below_top_p(
@@ -93,7 +93,7 @@ def _below_top_p(
     shard: VocabShard,
     collectives: ShardCollectives,
 ) -> torch.Tensor:
-    """Which owned ids top-p drops; ``peak`` and ``top_p`` are ``[rows, 1]``."""
+    """Which local ids top-p drops; ``peak`` and ``top_p`` are ``[rows, 1]``."""
 
     def mass_kept(total: torch.Tensor) -> torch.Tensor:
         # 1 - p in fp32, as vLLM rounds it; it is 1 for tiny p, and one id must stay.
@@ -106,7 +106,7 @@ def _below_top_p(
     tied = edge.tied // unit
     dropped = tied.sum(0) - (edge.missing + unit - 1) // unit
     at_edge = keys == edge.key
-    # Lower ids go first: those of lower ranks, then the owned ones from the left.
+    # Lower ids go first: those of lower ranks, then those of this rank from the left.
     order = at_edge.cumsum(1, dtype=torch.int32)
     return (keys < edge.key) | (
         at_edge & (order <= dropped - tied[: shard.rank].sum(0))

@@ -20,7 +20,7 @@ from vllm_diffgemma_tp.vocab_shard import VocabShard
 # The budget of a tile's buffers. On a CPU they should stay in the cache; on a GPU a
 # tile has to be worth launching a dozen kernels for.
 CPU_TILE_BYTES, GPU_TILE_BYTES = 32 * 2**20, 64 * 2**20
-# The budget where all owned ids of some rows are kept.
+# The budget where all local ids of some rows are kept.
 WHOLE_BYTES = 128 * 2**20
 _MAX_TILE_ROWS = 256
 # Logits in at most 4 bytes; a CPU's two fp32 copies; the filter's integers.
@@ -36,8 +36,8 @@ class TilePlan:
         hidden_size: Width of the embedding.
         rows_per_rank: Ids stored per rank.
         rows: Rows of a tile.
-        ids: Owned ids of a tile, whole blocks.
-        whole_rows: Rows of a tile all of whose owned ids are kept, because they are
+        ids: Local ids of a tile, whole blocks.
+        whole_rows: Rows of a tile all of whose local ids are kept, because they are
             looked at more than once (top-k, top-p, logprobs).
     """
 
@@ -78,7 +78,7 @@ class TilePlan:
         )
 
     def row_tiles(self, rows: slice, whole: bool) -> list[slice]:
-        """The tiles of some rows; ``whole`` where all owned ids must be kept."""
+        """The tiles of some rows; ``whole`` where all local ids must be kept."""
         height = self.whole_rows if whole else self.rows
         return [
             slice(first, min(first + height, rows.stop))
@@ -130,5 +130,5 @@ class Workspace:
         return first.view(num_rows, num_ids), second.view(num_rows, num_ids)
 
     def whole(self, num_rows: int, num_ids: int) -> torch.Tensor:
-        """Logits of all owned ids, ``[num_rows, num_ids]`` in the model dtype."""
+        """Logits of all local ids, ``[num_rows, num_ids]`` in the model dtype."""
         return self._whole[: num_rows * num_ids].view(num_rows, num_ids)

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """How many denoising steps each canvas took, written down where an evaluation asks.
 
-A broken operator may cost steps and leave the answers right (vllm#58440), and the
+A faulty operator may cost steps and leave the answers right (vllm#58440), and the
 server's replies do not say how many steps there were.
 """
 

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             mark = "ok  " if finding.ok else "FAIL"
             print(f"{mark}  {finding.check:<12}  {finding.detail}")
         wrong = sum(not finding.ok for finding in findings)
-        print(f"doctor: {'nothing in the way' if ok else f'{wrong} to mend'}")
+        print(f"doctor: {'nothing in the way' if ok else f'{wrong} to fix'}")
     return 0 if ok else 1
 
 
@@ -101,11 +101,11 @@ def _examine(check: str, examination: Callable[[], str]) -> Finding:
     except UserError as error:
         return Finding(check, False, str(error))
     except Exception as error:
-        # A broken installation breaks in ways that nobody has listed.
+        # An installation can fail in ways that nobody has listed.
         return Finding(
             check,
             False,
-            f"The check itself failed ({type(error).__name__}: {error}): mend what is "
+            f"The check itself failed ({type(error).__name__}: {error}): fix what is "
             "wrong above first, then reinstall what it names.",
         )
 

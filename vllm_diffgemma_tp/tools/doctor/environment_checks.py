@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """What `doctor` checks of this environment; see `deployment_checks` for the rest.
 
-Each check returns what it found, or raises with the remedy. vLLM may be what is broken,
+Each check returns what it found, or raises with the remedy. vLLM may be what fails,
 so none of them imports it at the top of the file.
 """
 
@@ -147,7 +147,7 @@ def registered() -> str:
         )
     if lines[-1] != MODEL_CLASS:
         raise UserError(
-            f"vLLM would run {lines[-1]}, not the plugin's class: mend the plugin line "
+            f"vLLM would run {lines[-1]}, not the plugin's class: fix the plugin line "
             f"above, or remove the other plugin that registers {ARCHITECTURE}."
         )
     return f"{ARCHITECTURE} -> {lines[-1]} in a fresh process"

@@ -46,7 +46,7 @@ class TpRun:
 
     tensor_parallel_size: int
     answers: tuple[Answer, ...]
-    #: Why requests failed, in the order in which they did; empty in a sound run.
+    #: Why requests failed, in the order in which they did; empty if none did.
     failures: tuple[str, ...]
     prompt_tokens: int
     completion_tokens: int

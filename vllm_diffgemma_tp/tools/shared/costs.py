@@ -18,7 +18,7 @@ Four designs meet the vocabulary, and differ in what they hold and what they sen
 from __future__ import annotations
 
 FP32 = 4
-# A rank's own maximum and its id, its race score and its candidate id.
+# A rank's own maximum and its id, its Gumbel score and its candidate id.
 _SUMMARY_VALUES = 4
 # Maximum, mass and moment of a vocabulary block.
 _BLOCK_VALUES = 3

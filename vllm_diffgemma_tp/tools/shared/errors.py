@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""A mistake the user can mend."""
+"""A mistake the user can correct."""
 
 
 class UserError(Exception):

@@ -117,7 +117,7 @@ def _collect(
 def _epitaph(rank: int, exit_code: int) -> str:
     if exit_code == -signal.SIGKILL:
         return (
-            f"Rank {rank} was killed, most likely for want of memory: measure fewer "
+            f"Rank {rank} was killed, most likely as memory ran out: measure fewer "
             "--rows or fewer --variants at once."
         )
     return f"Rank {rank} died with exit status {exit_code}: see its messages above."

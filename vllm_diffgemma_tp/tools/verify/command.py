@@ -133,7 +133,7 @@ def as_text(lines: Sequence[Line], by_t: ByT) -> str:
             f"      by        {line.how}",
             f"      measured  {line.measured}",
         ]
-    text += ["", "Not checked here, for want of the released weights:"]
+    text += ["", "Not checked here, as it needs the released weights:"]
     text += [f"  {sentence}" for sentence in NOT_CHECKED]
     text += ["", f"verify: {verdict(lines)}"]
     return "\n".join(text)

@@ -112,8 +112,6 @@ def measure_operator(group: GroupCoordinator, device: torch.device) -> dict[str,
 
 def _rank_difference(group: GroupCoordinator, result: torch.Tensor) -> float:
     """How far this rank's result is from rank 0's, relative to the largest value."""
-    if group.world_size == 1:
-        return 0.0
     first = group.all_gather(result.float(), 0)[: len(result)]
     return ((result.float() - first).abs().max() / first.abs().max()).item()
 
