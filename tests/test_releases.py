@@ -33,8 +33,8 @@ RESULT: dict[str, Any] = {
 }
 
 
-def test_the_readme_has_the_tables_of_the_results_on_file() -> None:
-    assert results.as_markdown(results.load()) in results.README.read_text()
+def test_the_page_has_the_tables_of_the_results_on_file() -> None:
+    assert results.as_markdown(results.load()) in results.PAGE.read_text()
 
 
 def test_what_counts_as_exercised_ran_and_passed() -> None:

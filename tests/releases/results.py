@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What the checks of each release found, on file and as the README's tables."""
+"""What the checks of each release found, on file and as the tables of a page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from probes import ANSWERED, REFUSED
 from release_environments import ROOT, Release
 
 RESULTS = ROOT / "configs" / "releases" / "results.json"
-README = ROOT / "README.md"
+PAGE = RESULTS.with_name("README.md")
 _MARKERS = ("<!-- written by make compat -->\n", "<!-- end of make compat -->\n")
 _FOUNDING = "0.24.0"
 _FIRST_T2 = "any request at T = 2"
@@ -24,14 +24,13 @@ def load() -> dict[str, Any]:
 
 
 def store(results: dict[str, Any], known: dict[str, Release]) -> None:
-    """Put results on file, and their tables into the README."""
+    """Put results on file, and their tables into the page."""
     ordered = {version: results[version] for version in known if version in results}
     RESULTS.write_text(json.dumps(ordered, indent=2) + "\n")
-    readme = README.read_text()
     begin, end = _MARKERS
-    before, rest = readme.split(begin)
+    before, rest = PAGE.read_text().split(begin)
     after = rest.split(end)[1]
-    README.write_text(before + begin + "\n" + as_markdown(ordered) + "\n" + end + after)
+    PAGE.write_text(before + begin + "\n" + as_markdown(ordered) + "\n" + end + after)
 
 
 def passed(result: dict[str, Any]) -> bool:
