@@ -11,7 +11,7 @@ UV := $(BIN)/uv --quiet
 # Written last, so that a set-up that was cut short is done again.
 SET_UP := .venv/.set-up
 
-.PHONY: setup lock lint check-lock test test-fast demo tiny compat compat-all clean
+.PHONY: setup lock lint check-lock test test-fast test-all demo tiny compat compat-all clean
 
 setup: $(SET_UP)
 
@@ -59,10 +59,13 @@ check-lock: setup
 	"not what requirements.in and pyproject.toml ask for: run make lock" >&2; exit 1; }
 
 test: setup
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not full"
 
 test-fast: setup
-	$(BIN)/pytest -m "not live"
+	$(BIN)/pytest -m "not live and not slow and not full"
+
+test-all: setup
+	$(BIN)/pytest --exhaustive
 
 demo: setup
 	@$(BIN)/vllm-diffgemma-tp demo

@@ -65,4 +65,4 @@ def register() -> None:
             np.save(path, rows.soft_embedding.float().numpy())
         return rows
 
-    VocabStep.__call__ = step  # type: ignore[method-assign]
+    VocabStep.__call__ = step  # type: ignore

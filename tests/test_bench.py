@@ -42,6 +42,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]
     return {shape["tp"]: shape for shape in json.loads(path.read_text())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tp_size", [1, 2])
 def test_every_variant_is_reported(
     shapes: dict[int, dict[str, Any]], tp_size: int
@@ -62,6 +63,7 @@ def test_every_variant_is_reported(
         assert figures["peak_bytes_per_rank"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tp_size", [1, 2])
 def test_the_variants_do_the_same_work(
     shapes: dict[int, dict[str, Any]], tp_size: int
@@ -72,12 +74,14 @@ def test_the_variants_do_the_same_work(
             assert figures["argmax_agreement"] > 0.98
 
 
+@pytest.mark.slow
 def test_one_rank_sends_nothing(shapes: dict[int, dict[str, Any]]) -> None:
     for figures in shapes[1]["variants"].values():
         assert figures["wire_bytes_per_rank"] == 0
     assert "in_tree/ours wire_bytes_per_rank" not in shapes[1]["ratios"]
 
 
+@pytest.mark.slow
 def test_bytes_sent_by_the_in_tree_step_are_those_of_its_two_collectives(
     shapes: dict[int, dict[str, Any]],
 ) -> None:
@@ -92,6 +96,7 @@ def test_bytes_sent_by_the_in_tree_step_are_those_of_its_two_collectives(
     assert variants["floor"]["wire_bytes_per_rank"] == 0
 
 
+@pytest.mark.slow
 def test_bytes_sent_by_our_step_are_blocks_and_soft_embeddings(
     shapes: dict[int, dict[str, Any]],
 ) -> None:
@@ -122,6 +127,7 @@ def test_collectives_are_counted_by_the_stated_convention() -> None:
     assert calls == [(tensor, 0)] * 3
 
 
+@pytest.mark.slow
 def test_peak_memory_is_what_was_held_at_once_used_or_not() -> None:
     # In a process of its own: it changes how the process allocates.
     (peaks,) = run_ranks(1, _peaks, lambda text: None)
@@ -197,6 +203,7 @@ def test_bad_input_is_one_sentence(
         assert len(output.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_command_and_its_neighbours() -> None:
     with pytest.raises(UserError, match="Rank 1 was killed, most likely as memory"):
         run_ranks(2, _die_on_rank_1, lambda text: None)
@@ -212,11 +219,13 @@ def _wait(rank: int, _: Any) -> None:
     time.sleep(600)
 
 
+@pytest.mark.slow
 def test_ranks_that_fall_silent_end_the_command() -> None:
     with pytest.raises(UserError, match="No rank has reported for 2 s"):
         run_ranks(2, _wait, lambda text: None, longest_silence_s=2)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_says_why() -> None:
     with pytest.raises(UserError, match="^Rank 0 failed: ValueError: no such thing.$"):
         run_ranks(1, _fail, lambda text: None)
@@ -226,6 +235,7 @@ def _fail(rank: int, progress: Callable[[str], None]) -> None:
     raise ValueError("no such\nthing.")
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_ctrl_c(tmp_path: Path) -> None:
     script = f"""
 from functools import partial

@@ -49,6 +49,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_every_finished_canvas_is_noted_with_its_steps(log: Path) -> None:
     counted = denoise(no_collectives())
     for name, steps in counted.items():
@@ -58,6 +59,7 @@ def test_every_finished_canvas_is_noted_with_its_steps(log: Path) -> None:
     assert len(counted["second"]) > 1
 
 
+@pytest.mark.slow
 def test_a_canvas_that_ran_to_its_cap_is_noted_as_that(log: Path) -> None:
     denoise(no_collectives())
     caps = {"first": MAX_STEPS, "second": 2}
@@ -66,6 +68,7 @@ def test_a_canvas_that_ran_to_its_cap_is_noted_as_that(log: Path) -> None:
     assert any(line["capped"] for line in lines(log))
 
 
+@pytest.mark.slow
 def test_one_rank_writes_for_all(log: Path) -> None:
     denoise(no_collectives())
     alone = lines(log)

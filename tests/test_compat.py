@@ -68,6 +68,7 @@ def test_the_installed_release_has_all_that_is_used() -> None:
     assert missing_api(source, None, cpu_build) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not cpu_engine.is_cpu_build(), reason="not vLLM's CPU build")
 def test_what_the_cpu_fixes_use_is_looked_for_on_a_cpu_alone(
     vllm_copy: Path, monkeypatch: pytest.MonkeyPatch
@@ -105,6 +106,7 @@ def test_every_import_of_vllm_is_listed() -> None:
                     assert imported in listed, f"{path.name}: {imported}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "old", "new", "moved"),
     [
@@ -183,6 +185,7 @@ def test_builds_of_a_release_that_ran_are_exercised(version: str) -> None:
     assert versions.is_exercised(version)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [UNKNOWN, "dev", "0.32.1"])
 def test_another_vllm_is_warned_of_once_if_it_has_all_that_is_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: str

@@ -86,7 +86,8 @@ def one_step(
     return merge(torch.cat(local), True)
 
 
-@pytest.mark.parametrize("tp_size", [1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("tp_size", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_one_to_eight_requests_take_four_graphs_without_a_break(tp_size: int) -> None:
     graphs: list[Any] = []
 

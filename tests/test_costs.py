@@ -40,7 +40,7 @@ def test_one_rank_sends_nothing() -> None:
 
 
 def test_the_bytes_that_bench_counted_at_the_real_shape() -> None:
-    # README, "One sampler step at the real shape": T = 2, counted by bench's meter.
+    # tools/bench/README.md: T = 2, counted by bench's meter.
     assert round(costs.step_wire_bytes(CANVAS, D, 64, 2) / 1e6, 1) == 3.1
     in_tree = costs.in_tree_wire_bytes(CANVAS, D, V // 2, BF16, 2)
     assert round(in_tree / 1e6, 1) == 68.6

@@ -32,7 +32,7 @@ def run_doctor(
 ) -> tuple[int, dict[str, tuple[bool, str]]]:
     """The command in a fresh process, after some Python; its findings by check."""
     argv = ["doctor", "--json", *arguments]
-    code = f"{prelude}\nfrom vllm_diffgemma_tp import cli\nraise SystemExit("
+    code = f"{prelude}\nfrom vllm_diffgemma_tp.tools import cli\nraise SystemExit("
     completed = subprocess.run(
         [sys.executable, "-c", code + f"cli.main({argv!r}))"],
         env=os.environ | environment,

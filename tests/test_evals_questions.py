@@ -81,7 +81,10 @@ def serve() -> Iterator[Callable[[Reply], Endpoint]]:
 
     def start(reply: Reply) -> Endpoint:
         endpoint = Endpoint(reply)
-        threading.Thread(target=endpoint.serve_forever, daemon=True).start()
+        # Looks for the end of the test that often, in seconds.
+        threading.Thread(
+            target=endpoint.serve_forever, args=(0.01,), daemon=True
+        ).start()
         endpoints.append(endpoint)
         return endpoint
 

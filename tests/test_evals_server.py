@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from vllm_diffgemma_tp.tools.shared.errors import UserError
+from vllm_diffgemma_tp.tools.shared.long_run import holding_interrupts
 from vllm_diffgemma_tp.tools.shared.preflight import LOCALHOST
 from vllm_diffgemma_tp.tools.shared.server import (
     Server,
@@ -56,6 +57,7 @@ def port_is_free(port: int) -> bool:
         return probe.connect_ex((LOCALHOST, port)) != 0
 
 
+@pytest.mark.slow
 def test_nothing_of_the_process_group_is_left_after_the_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +67,7 @@ def test_nothing_of_the_process_group_is_left_after_the_block(
     assert port_is_free(server.port)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, SystemExit])
 def test_the_server_is_stopped_whatever_ends_the_block(
     tmp_path: Path, error: type[BaseException]
@@ -95,6 +98,7 @@ def test_a_server_that_never_gets_ready_is_stopped(tmp_path: Path) -> None:
     assert group_members(server.process_group) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_the_start_stops_the_server(tmp_path: Path) -> None:
     program = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGINT)"
     server = stand_in(tmp_path, program + "; time.sleep(600)")
@@ -102,6 +106,14 @@ def test_ctrl_c_during_the_start_stops_the_server(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), server:
         pass
     assert group_members(server.process_group) == []
+
+
+def test_an_interrupt_waits_until_the_process_is_known() -> None:
+    done = False
+    with pytest.raises(KeyboardInterrupt), holding_interrupts():
+        signal.raise_signal(signal.SIGINT)
+        done = True
+    assert done
 
 
 def test_a_port_in_use_is_refused_before_the_start(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The gate against operators that are broken on purpose, at tiny scale and live.
+"""The gate against operators with planted faults, at tiny scale and live.
 
 One operator by default, all with ``--exhaustive``. What the gate does not see at
-this scale, a named unit test does; the README has the table.
+this scale, a named unit test does; `configs/gsm8k/README.md` has the table.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def evaluate(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Evaluate:
-    """Add T = 2 with a broken operator to the run at T = 1; status and results."""
+    """Add T = 2 with a faulty operator to the run at T = 1; status and results."""
 
     def run(operator: str | None, flags: str = "") -> tuple[int, dict[str, Any]]:
         config, alone = baselines(flags)
@@ -105,7 +105,7 @@ def evaluate(
 
 
 def flags_for(operator: str) -> str:
-    """Flags without which a broken operator is not used."""
+    """Flags without which a faulty operator is not used."""
     if operator == "entropy_nan_under_top_k":
         return "--override-generation-config '{\"top_k\": 20}'"
     return ""
@@ -114,7 +114,7 @@ def flags_for(operator: str) -> str:
 @pytest.mark.live
 @pytest.mark.own_server
 @pytest.mark.parametrize("operator", sorted(CAUGHT_BY_GATE))
-def test_a_broken_operator_fails_the_gate(
+def test_a_faulty_operator_fails_the_gate(
     operator: str, exhaustive: bool, request: pytest.FixtureRequest
 ) -> None:
     if operator != BY_DEFAULT and not exhaustive:
@@ -130,7 +130,7 @@ def test_a_broken_operator_fails_the_gate(
 @pytest.mark.live
 @pytest.mark.own_server
 @pytest.mark.parametrize("flags", ["", flags_for("entropy_nan_under_top_k")])
-def test_sound_operators_pass_the_gate(
+def test_right_operators_pass_the_gate(
     flags: str, exhaustive: bool, request: pytest.FixtureRequest
 ) -> None:
     if not exhaustive:
@@ -141,7 +141,7 @@ def test_sound_operators_pass_the_gate(
     assert results["passed"]
 
 
-def test_every_broken_operator_is_caught_by_something() -> None:
+def test_every_faulty_operator_is_caught_by_something() -> None:
     assert OPERATORS.keys() == CAUGHT_BY_GATE.keys() | CAUGHT_BY_TEST.keys()
     for name in CAUGHT_BY_TEST.values():
         file, test = name.split("::")

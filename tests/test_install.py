@@ -111,6 +111,7 @@ def package_files(tree: Path) -> set[str]:
     return {str(file.relative_to(tree)) for file in files if file.is_file()}
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_package_and_nothing_else(
     without_vllm: Environment, tmp_path: Path
 ) -> None:
@@ -123,7 +124,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(
         entry_points = archive.read(_only(packed, "entry_points.txt")).decode()
     information = {name for name in packed if ".dist-info/" in name}
     assert packed - information == expected
-    assert {Path(name).suffix for name in expected} == {".py", ".typed", ".j2"}
+    assert {Path(name).suffix for name in expected} == {
+        *(".py", ".typed", ".j2", ".md", ".svg")
+    }
     assert "vllm_diffgemma_tp/cpu/startup/sitecustomize.py" in expected
     assert {Path(name).name for name in information} == {
         *("METADATA", "WHEEL", "RECORD", "LICENSE"),
@@ -142,6 +145,7 @@ def _only(names: set[str], ending: str) -> str:
     return name
 
 
+@pytest.mark.slow
 def test_a_source_distribution_builds_the_same_package(
     without_vllm: Environment, tmp_path: Path
 ) -> None:
@@ -161,6 +165,7 @@ def test_a_source_distribution_builds_the_same_package(
         } == expected
 
 
+@pytest.mark.slow
 def test_without_vllm_each_command_says_what_is_missing(
     without_vllm: Environment, tree: Path
 ) -> None:
@@ -181,6 +186,7 @@ def test_without_vllm_each_command_says_what_is_missing(
             assert completed.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_dependency_that_replaces_a_package_is_noticed(
     without_vllm: Environment, tmp_path: Path
 ) -> None:
@@ -220,6 +226,7 @@ def _write_wheel(folder: Path, name: str, version: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_beside_vllm_only_the_model_class_changes_and_only_while_installed(
     beside_vllm: Environment, tree: Path
 ) -> None:
@@ -254,6 +261,7 @@ def test_an_editable_install_is_the_tree_and_undone_like_any_other(
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_even_with_dependencies_nothing_beside_vllm_changes(
     beside_vllm: Environment, tree: Path
 ) -> None:
@@ -263,6 +271,7 @@ def test_even_with_dependencies_nothing_beside_vllm_changes(
 
 @pytest.mark.live
 @pytest.mark.own_server
+@pytest.mark.full
 @pytest.mark.usefixtures("no_live_server")
 def test_an_installed_wheel_serves_and_evaluates_from_any_folder(
     beside_vllm: Environment, tree: Path, tmp_path: Path

@@ -33,7 +33,7 @@ SETTINGS: dict[str, list[str]] = {
     ],
 }
 
-pytestmark = [pytest.mark.live, pytest.mark.own_server]
+pytestmark = [pytest.mark.live, pytest.mark.own_server, pytest.mark.full]
 
 
 def requests() -> list[dict[str, Any]]:

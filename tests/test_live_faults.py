@@ -21,10 +21,10 @@ from plugin_folder import install
 from vllm_diffgemma_tp.tools.shared.preflight import LOCALHOST
 from vllm_diffgemma_tp.tools.shared.server import Server, group_members
 
-# A request that asks for this temperature is the one to break: its logits on one rank,
-# or all that it is encoded from.
-BROKEN, BROKEN_INPUT = 1.75, 1.5
-BREAK_LOGITS = f"""
+# A request that asks for this temperature gets a NaN: in its logits on one rank, or in
+# all that it is encoded from.
+NAN_LOGITS, NAN_INPUT = 1.75, 1.5
+PLANT_NANS = f"""
 def register():
     import torch
     from vllm_diffgemma_tp.worker import model_state
@@ -35,7 +35,7 @@ def register():
     def denoise_with_nan(self, scores, batch, *outputs):
         states, rank = self.states, self.vocab_step.shard.rank
         for slot in batch.slots_np.tolist():
-            chosen = states.options[slot].temperature == {BROKEN}
+            chosen = states.options[slot].temperature == {NAN_LOGITS}
             if chosen and rank == 1 and int(states.step[slot]) == 2:
                 scores.hidden_states[batch.row_slots == slot] = torch.nan
         return denoise(self, scores, batch, *outputs)
@@ -51,7 +51,7 @@ def register():
         slots = batch.idx_mapping_np[: batch.num_reqs].tolist()
         for slot, first, end in zip(slots, starts, starts[1:]):
             options = self.diffusion_states.options.get(slot)
-            if options and options.temperature == {BROKEN_INPUT}:
+            if options and options.temperature == {NAN_INPUT}:
                 inputs["inputs_embeds"][first:end] = torch.nan
         return inputs
 
@@ -65,64 +65,65 @@ pytestmark = [pytest.mark.live, pytest.mark.own_server]
 
 
 @pytest.fixture(scope="module")
-def broken_server(
+def faulty_server(
     live_servers: LiveServers, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("plugin")
     # So few blocks that a request gets those of the one before.
     flags = ["--max-model-len", "1024", "--block-size", "32"]
     flags += ["--num-gpu-blocks-override", "110"]
-    with live_servers.own(2, flags, install(BREAK_LOGITS, folder)) as server:
+    with live_servers.own(2, flags, install(PLANT_NANS, folder)) as server:
         yield server
 
 
-def broken_request() -> dict[str, Any]:
+def failing_request() -> dict[str, Any]:
     return {
         "prompt": PROMPT,
         "max_tokens": 64,
         "seed": 1,
-        "temperature": BROKEN,
+        "temperature": NAN_LOGITS,
     }
 
 
 def test_a_nan_ends_its_request_with_the_rank_and_step_and_no_other(
-    broken_server: Server,
+    faulty_server: Server,
 ) -> None:
     neighbours: list[dict[str, Any]] = [
         {"prompt": PROMPT, "max_tokens": 64, "seed": seed} for seed in range(4)
     ]
-    alone = [complete(broken_server, **each) for each in neighbours]
+    alone = [complete(faulty_server, **each) for each in neighbours]
     with ThreadPoolExecutor(5) as pool:
-        broken = pool.submit(complete, broken_server, **broken_request())
-        others = [pool.submit(complete, broken_server, **each) for each in neighbours]
+        failing = pool.submit(complete, faulty_server, **failing_request())
+        others = [pool.submit(complete, faulty_server, **each) for each in neighbours]
     with pytest.raises(urllib.error.HTTPError) as failed:
-        broken.result()
+        failing.result()
     assert failed.value.code == 500
     assert CAUSE in json.load(failed.value)["error"]["message"]
     assert [other.result() for other in others] == alone
     # What it had cached is not taken up again.
-    assert [complete(broken_server, **each) for each in neighbours] == alone
+    assert [complete(faulty_server, **each) for each in neighbours] == alone
 
 
-def test_a_nan_in_a_stream_is_an_event_that_says_so(broken_server: Server) -> None:
-    found = list(events(broken_server, **broken_request()))
+def test_a_nan_in_a_stream_is_an_event_that_says_so(faulty_server: Server) -> None:
+    found = list(events(faulty_server, **failing_request()))
     assert CAUSE in found[-1]["error"]["message"]
 
 
-def test_a_nan_of_one_of_n_answers_ends_the_request(broken_server: Server) -> None:
+def test_a_nan_of_one_of_n_answers_ends_the_request(faulty_server: Server) -> None:
     with pytest.raises(urllib.error.HTTPError) as failed:
-        post(broken_server, n=2, **broken_request())
+        post(faulty_server, n=2, **failing_request())
     assert CAUSE in json.load(failed.value)["error"]["message"]
 
 
-def test_a_nan_of_the_backbone_reaches_no_later_request(broken_server: Server) -> None:
+@pytest.mark.full
+def test_a_nan_of_the_backbone_reaches_no_later_request(faulty_server: Server) -> None:
     # With up to three examples, so that they end anywhere in a block, and all within
     # the sliding window: a block that has left it is given back before the NaN is seen.
     prompts = [f"{PROMPT} 19\n\n" * k + PROMPT for k in range(4)]
 
     def answer(k: int) -> list[int]:
         ids: list[int] = complete(
-            broken_server,
+            faulty_server,
             prompts[k],
             max_tokens=40,
             seed=k,
@@ -134,18 +135,18 @@ def test_a_nan_of_the_backbone_reaches_no_later_request(broken_server: Server) -
     alone = [answer(k) for k in range(4)]
     for turn in range(4):
         with ThreadPoolExecutor(8) as pool:
-            broken = [
+            failing = [
                 pool.submit(
                     complete,
-                    broken_server,
+                    faulty_server,
                     # No prefix of a neighbour's, which would have its blocks too.
                     f"{turn} {prompt}",
-                    temperature=BROKEN_INPUT,
+                    temperature=NAN_INPUT,
                 )
                 for prompt in prompts
             ]
             beside = list(pool.map(answer, range(4)))
-        for request in broken:
+        for request in failing:
             assert isinstance(request.exception(), urllib.error.HTTPError)
         assert beside == alone
         assert [answer(k) for k in range(4)] == alone
@@ -166,26 +167,27 @@ def assert_nothing_is_left(server: Server) -> None:
         probe.bind((LOCALHOST, server.port))
 
 
-def test_a_killed_worker_ends_the_server_with_an_error(broken_server: Server) -> None:
+def test_a_killed_worker_ends_the_server_with_an_error(faulty_server: Server) -> None:
     """The last test of its server."""
     (worker,) = (
         process
-        for process in group_members(broken_server.process_group)
+        for process in group_members(faulty_server.process_group)
         if process.name() == "VLLM::Worker_TP1"
     )
     with ThreadPoolExecutor(3) as pool:
-        requests = in_flight(broken_server, pool)
+        requests = in_flight(faulty_server, pool)
         worker.kill()
         killed = time.monotonic()
         for request in requests:
             # An answer of the dying server, or a closed connection.
             assert isinstance(request.exception(timeout=30), OSError)
         assert time.monotonic() - killed < 30
-    assert broken_server.wait(60) not in (0, None)
-    psutil.wait_procs(group_members(broken_server.process_group), timeout=30)
-    assert_nothing_is_left(broken_server)
+    assert faulty_server.wait(60) not in (0, None)
+    psutil.wait_procs(group_members(faulty_server.process_group), timeout=30)
+    assert_nothing_is_left(faulty_server)
 
 
+@pytest.mark.full
 def test_a_server_told_to_stop_in_mid_request_stops(live_servers: LiveServers) -> None:
     with live_servers.own(1, ["--max-model-len", "1024"]) as server:
         with ThreadPoolExecutor(3) as pool:

@@ -23,7 +23,7 @@ from vllm_diffgemma_tp.tools.shared.server import Server
 AT_ONCE = 10
 Body = dict[str, Any]
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.live, pytest.mark.full, pytest.mark.timeout(3000)]
 
 numbers = st.one_of(
     st.integers(-3, 300),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""A confined read has vLLM's own logprobs, and none of its end at T = 2."""
+"""A constrained read has vLLM's own logprobs, and none of its end at T = 2."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vllm_diffgemma_tp.tools.shared.server import Server
 CANVAS = [(7 * i + 11) % 245 for i in range(32)]
 SETS = [[20, 60, 130, 200], [0, 1, 2], [244, 9]]
 
-pytestmark = [pytest.mark.live, pytest.mark.own_server]
+pytestmark = [pytest.mark.live, pytest.mark.own_server, pytest.mark.full]
 
 
 def in_tree(tp_size: int, folder: Path) -> Server:
@@ -66,7 +66,7 @@ def in_tree_reads(
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
-def test_confined_reads_have_the_in_tree_logprobs(
+def test_constrained_reads_have_the_in_tree_logprobs(
     live_servers: LiveServers, in_tree_reads: list[Any], tp_size: int
 ) -> None:
     server = live_servers.at(tp_size)

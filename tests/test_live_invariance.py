@@ -169,7 +169,8 @@ def test_trained_weights_give_one_ranks_answers(
 
 
 @pytest.mark.own_server
-def test_parted_experts_give_one_ranks_answers(
+@pytest.mark.full
+def test_expert_parallel_ranks_give_one_ranks_answers(
     live_servers: LiveServers, trained: OneRank
 ) -> None:
     with live_servers.own(2, ["--enable-expert-parallel"]) as server:

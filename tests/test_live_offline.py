@@ -15,7 +15,7 @@ import pytest
 from completions import PROMPT, complete
 from conftest import LiveServers
 from plugin_folder import install
-from test_live_faults import BREAK_LOGITS, BROKEN, CAUSE
+from test_live_faults import CAUSE, NAN_LOGITS, PLANT_NANS
 from test_live_requests import ALLOWED, MANY_ALLOWED, REFUSED, has_diffusion_args
 
 CHECKPOINT = Path(__file__).parents[1] / "configs" / "tiny" / "checkpoint"
@@ -76,7 +76,7 @@ if __name__ == "__main__":
     main()
 """
 
-pytestmark = [pytest.mark.live, pytest.mark.own_server]
+pytestmark = [pytest.mark.live, pytest.mark.own_server, pytest.mark.full]
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])
@@ -95,7 +95,7 @@ def test_offline_as_over_http(
     live_servers.stop()
 
     refused = {name: REFUSED[name] for name in REFUSED.keys() - NOT_OFFLINE}
-    broken = {"seed": 1, "temperature": BROKEN}
+    broken = {"seed": 1, "temperature": NAN_LOGITS}
     order = {
         "tp": tp_size,
         "model": str(CHECKPOINT),
@@ -119,7 +119,7 @@ def test_offline_as_over_http(
         timeout=500,
         env={
             **os.environ,
-            **install(BREAK_LOGITS, plugin),
+            **install(PLANT_NANS, plugin),
             "VLLM_CACHE_ROOT": str(tmp_path / "cache"),
             "VLLM_LOGGING_STREAM": "ext://sys.stderr",
             "HF_HUB_OFFLINE": "1",

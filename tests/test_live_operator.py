@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The operator that serves is the one in ``self_conditioning.py``: faults show there."""
+"""The operator that serves is that of ``self_conditioning.py``: faults show there."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ QUESTIONS, LEAST_RIGHT, MOST_CHANGED = 40, 34, 6
 sys.path.insert(0, str(Path(__file__).parents[1] / "configs" / "tiny"))
 from quantize import quantize  # noqa: E402
 
-pytestmark = [pytest.mark.live, pytest.mark.own_server]
+pytestmark = [pytest.mark.live, pytest.mark.own_server, pytest.mark.full]
 
 
 @dataclass

@@ -122,6 +122,7 @@ def test_held_out_questions_are_answered_right(
     assert right >= 12
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("no_live_server")
 def test_the_eval_command_scores_a_few_questions_and_leaves_nothing_running(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -37,7 +37,7 @@ LOAD = [
     *("--max-concurrency", "4"),
 ]
 
-pytestmark = [pytest.mark.live, pytest.mark.own_server]
+pytestmark = [pytest.mark.live, pytest.mark.own_server, pytest.mark.full]
 
 Ids = list[int]
 
@@ -151,7 +151,7 @@ class TestTwoRanks:
 
 
 @pytest.mark.parametrize(
-    "flags", [[], ["--enable-expert-parallel"]], ids=["", "experts parted"]
+    "flags", [[], ["--enable-expert-parallel"]], ids=["", "expert parallel"]
 )
 @pytest.mark.parametrize("tp_size", [1, 2])
 def test_whichever_replica_answers(

@@ -29,7 +29,7 @@ CLIENTS = 16
 # requests.
 MOST_GROWTH_BYTES = 16 * 2**20
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.live, pytest.mark.full, pytest.mark.timeout(3000)]
 
 
 class Soak:

@@ -102,11 +102,11 @@ def test_the_registry_of_a_fresh_process_resolves_our_class_unless_vllm_plugins_
     assert resolved == module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "missing"),
     [
         ("plan", "torch"),
-        ("verify", "torch"),
         ("bench", "psutil"),
         ("eval", "yaml"),
         ("eval", "torch"),  # missed only after the arguments have been read

@@ -87,7 +87,7 @@ def test_the_sampler_multiplies_and_reduces_through_the_operator_alone() -> None
 
 
 def foreign_names(module: ast.Module) -> set[str]:
-    """Names bound to modules, classes or functions of vLLM's, fastapi's, torchvision's."""
+    """Names bound to what is imported from vLLM, fastapi or torchvision."""
     names = set()
     for node in ast.walk(module):
         if isinstance(node, ast.ImportFrom):

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from scipy import stats as scipy_stats
@@ -17,7 +19,6 @@ from shards import (
     vocab_step,
 )
 
-from vllm_diffgemma_tp.sampler import vocab_step as step_module
 from vllm_diffgemma_tp.sampler.block_stats import (
     BlockLayout,
     BlockTable,
@@ -28,6 +29,7 @@ from vllm_diffgemma_tp.sampler.counter_rng import RowCounters
 from vllm_diffgemma_tp.sampler.entropy_bound import accept_mask
 from vllm_diffgemma_tp.sampler.top_k_top_p import excluded_by_filters
 from vllm_diffgemma_tp.sampler.vocab_step import TokenRows
+from vllm_diffgemma_tp.self_conditioning import SoftEmbedding
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives
 
 HIDDEN, GAMMA = 16, 3.0
@@ -152,13 +154,15 @@ def test_bf16_error_of_tiles_is_that_of_the_dense_operator(spread: float) -> Non
 def test_a_second_rounding_would_exceed_that_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def add_rounded(
-        partial: torch.Tensor, probs: torch.Tensor, table_rows: torch.Tensor
+    accumulate = SoftEmbedding.accumulate
+
+    def accumulate_rounded(
+        self: SoftEmbedding, partial: torch.Tensor, *args: Any, **kwargs: Any
     ) -> None:
-        partial.add_(probs @ table_rows)
+        accumulate(self, partial, *args, **kwargs)
         partial.copy_(partial.bfloat16())
 
-    monkeypatch.setattr(step_module, "add_product", add_rounded)
+    monkeypatch.setattr(SoftEmbedding, "accumulate", accumulate_rounded)
     with pytest.raises(AssertionError):
         test_bf16_error_of_tiles_is_that_of_the_dense_operator(1.0)
 

@@ -206,7 +206,7 @@ def test_a_flag_that_vllm_does_not_know_is_exit_status_2() -> None:
 
 
 @pytest.mark.live
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_server_that_dies_during_start_leaves_no_process(tmp_path: Path) -> None:
     completed = _run_command(
         "serve",

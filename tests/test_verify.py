@@ -24,24 +24,24 @@ from vllm_diffgemma_tp.tools.verify.command import judge
 from vllm_diffgemma_tp.tools.verify.lines import ByT, Line
 from vllm_diffgemma_tp.tools.verify.rank import Measured, measure_all
 
-SOUND = "nothing"
+RIGHT = "nothing"
 
 
 def measure_and_sabotage(
     tp_size: int, port: int, rank: int, progress: Callable[[str], None]
 ) -> dict[str, Measured]:
-    """What a rank measures when nothing is broken, and under every sabotage."""
+    """What a rank measures without a sabotage, and under every sabotage."""
     bind_cores(rank, tp_size)
     with tensor_parallel_group(tp_size, port, rank) as device:
         from vllm.distributed.parallel_state import get_tp_group
 
-        found = {SOUND: measure_all(device, progress)}
+        found = {RIGHT: measure_all(device, progress)}
         for name, sabotage in SABOTAGES.items():
             module, function = sabotage.part
             part = importlib.import_module(f"vllm_diffgemma_tp.tools.verify.{module}")
             with sabotage.patch():
                 again = getattr(part, function)(get_tp_group(), device)
-            found[name] = {**found[SOUND], **again}
+            found[name] = {**found[RIGHT], **again}
         return found
 
 
@@ -52,7 +52,7 @@ def by_sabotage() -> dict[str, ByT]:
         ranks = {t: command.run_group(t, measure_and_sabotage) for t in (1, 2)}
     return {
         name: {t: [rank[name] for rank in of_t] for t, of_t in ranks.items()}
-        for name in (SOUND, *SABOTAGES)
+        for name in (RIGHT, *SABOTAGES)
     }
 
 
@@ -62,7 +62,7 @@ def failed(lines: list[Line]) -> list[str]:
 
 @pytest.mark.slow
 def test_every_claim_holds(by_sabotage: dict[str, ByT]) -> None:
-    lines = judge(by_sabotage[SOUND])
+    lines = judge(by_sabotage[RIGHT])
     assert failed(lines) == []
     assert all(line.measured and line.how for line in lines)
 
@@ -76,7 +76,7 @@ def test_a_sabotage_fails_its_claims(name: str, by_sabotage: dict[str, ByT]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [SOUND, "the reduce left out"])
+@pytest.mark.parametrize("name", [RIGHT, "the reduce left out"])
 def test_the_command_says_so_and_ends_with_that_status(
     name: str,
     by_sabotage: dict[str, ByT],
@@ -88,7 +88,7 @@ def test_the_command_says_so_and_ends_with_that_status(
     file = tmp_path / "verify.json"
     status = cli.main(["verify", "--tp", "2", "--json", str(file)])
     text, content = capsys.readouterr().out, json.loads(file.read_text())
-    sound = name == SOUND
+    sound = name == RIGHT
     assert status == (0 if sound else 1)
     assert content["ok"] is sound
     assert [line["ok"] for line in content["lines"]].count(False) == text.count(

@@ -57,7 +57,7 @@ class Probe:
     """One request.
 
     Attributes:
-        name: As the README's table says it.
+        name: As the table of releases says it.
         tp_size: T of the server that is asked.
         body: Of ``/v1/completions``, beside the prompt.
         honoured: Whether an answer's ids are what was asked for.

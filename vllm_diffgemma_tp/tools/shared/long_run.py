@@ -5,6 +5,7 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -50,6 +51,30 @@ def check_writable(path: Path) -> None:
             f"--json {path} cannot be written: give a file in a folder that exists "
             "and is writable."
         )
+
+
+@contextmanager
+def holding_interrupts() -> Iterator[None]:
+    """Let Ctrl-C and a termination signal wait for the end of the block.
+
+    For what must not be cut off halfway, such as starting a process and keeping hold
+    of it. Signals reach the main thread alone; elsewhere this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda caught, frame: held.append(caught))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for caught in held:
+        signal.raise_signal(caught)
 
 
 @contextmanager

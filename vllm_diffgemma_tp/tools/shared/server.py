@@ -19,6 +19,7 @@ import psutil
 from tqdm import tqdm
 
 from vllm_diffgemma_tp.tools.shared.errors import UserError
+from vllm_diffgemma_tp.tools.shared.long_run import holding_interrupts
 from vllm_diffgemma_tp.tools.shared.preflight import LOCALHOST, check_port, free_port
 from vllm_diffgemma_tp.worker.live_line import LiveRank, missing_ranks, parse_live_lines
 
@@ -93,7 +94,8 @@ class Server:
         check_port(LOCALHOST, self.port)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with self.log_path.open("wb") as log:
+            # Interrupted in between, the process would run and nobody would know it.
+            with self.log_path.open("wb") as log, holding_interrupts():
                 self._process = subprocess.Popen(
                     self.command,
                     env=self._env,
