@@ -12,9 +12,9 @@ def register() -> None:
     """Make vLLM resolve `DiffusionGemmaForBlockDiffusion` to this project's class.
 
     vLLM calls this in every process (API server, engine core, each worker), possibly
-    more than once. The class is registered by name, so nothing heavy is imported here,
-    and without looking whether the architecture is known: it is, and replacing vLLM's
-    own class is the point.
+    more than once. The class is registered by name, so nothing heavy is imported here.
+    There is no check for a registered class: vLLM's own is, and replacing it is the
+    point.
 
     Raises:
         RuntimeError: the installed vLLM is not supported.

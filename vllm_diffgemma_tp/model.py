@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """The class vLLM resolves ``DiffusionGemmaForBlockDiffusion`` to.
 
-Backbone, vision tower and weight loading are the in-tree model's. What differs is
-where hidden states meet the vocabulary: the sampler makes logits of this rank's vocab
-shard only, and self-conditioning is a sharded product and one all-reduce
-(``self_conditioning``).
+Backbone, vision tower and weight loading are the in-tree model's. Only the vocabulary
+side differs: the sampler computes logits for this rank's vocab shard only, and
+self-conditioning is a product with this rank's rows of the embedding table and one
+all-reduce (``self_conditioning``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from vllm_diffgemma_tp.worker.startup_log import log_rank
     dummy_inputs=Gemma4DummyInputsBuilder,
 )
 class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
-    """DiffusionGemma whose denoising step never holds the whole vocabulary."""
+    """DiffusionGemma whose denoising step never holds full-vocabulary logits."""
 
     @staticmethod
     def get_model_state_cls() -> type[VocabShardedModelState]:
@@ -63,9 +63,9 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
         log_rank(self, self.shard, __version__)
 
     def soft_embedding(self) -> SoftEmbedding:
-        """The operator of self-conditioning, once the weights are loaded.
+        """The self-conditioning operator. Call it after the weights are loaded.
 
-        ``VocabShardedModelState.custom_sampler`` hands it to the denoising step.
+        ``VocabShardedModelState.custom_sampler`` passes it to the denoising step.
         """
         backbone: Any = self.model
         return SoftEmbedding(
@@ -76,9 +76,9 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
         )
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Hand the hidden states, ``[rows, hidden]``, on to the sampler.
+        """Return the hidden states, ``[rows, hidden]``, for the sampler.
 
-        Full-vocabulary logits exist nowhere. The runner's other caller, prompt
-        logprobs, is refused when a request is admitted.
+        Full-vocabulary logits are never computed. The model runner's other use of this
+        method, prompt logprobs, is refused at admission.
         """
         return hidden_states

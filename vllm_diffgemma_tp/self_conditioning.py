@@ -2,20 +2,20 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """The soft embedding over a vocabulary-sharded embedding table.
 
-DiffusionGemma feeds each denoising step the expected token embedding of the step
-before, ``E = gamma * P @ W``, with P ``[rows, vocab]`` and W ``[vocab, hidden]``. Rank
-r holds only its vocab shard ``W_r = W[start_r:end_r]``. The shards are disjoint and
+DiffusionGemma feeds each denoising step the expected token embedding of the previous
+one, ``E = gamma * P @ W``, with P ``[rows, vocab]`` and W ``[vocab, hidden]``. Rank r
+holds only its vocab shard ``W_r = W[start_r:end_r]``. The shards are disjoint and
 exhaustive, so
 
     P @ W = sum over r of P[:, start_r:end_r] @ W_r
 
 and one all-reduce of ``[rows, hidden]`` replaces gathering the table (vllm#45719,
-vllm#46177). It equals the unsharded product but for the order of additions.
+vllm#46177). It equals the unsharded product except for the order of additions.
 
-The sampler never holds a whole P. It has tiles of exp(x - m) with a running maximum m,
-as flash attention has, and learns the softmax's denominator last. So the operator is
-in two parts, ``accumulate`` for each tile and ``finish``; a P that is there at once is
-the case of one tile.
+The sampler never holds all of P. It has tiles of exp(x - m) with a running maximum m,
+as in flash attention, and knows the softmax denominator only at the end. So the
+operator has two parts, ``accumulate`` for each tile and ``finish``; a complete P is the
+one-tile case.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SoftEmbedding:
     all_reduce: Callable[[torch.Tensor], torch.Tensor]
 
     def __call__(self, probs: torch.Tensor) -> torch.Tensor:
-        """The operator on distributions over the whole vocabulary.
+        """Apply the operator to distributions over the whole vocabulary.
 
         Args:
             probs: ``[rows, vocab]`` in any float dtype, the same on every rank.
@@ -74,18 +74,18 @@ class SoftEmbedding:
     ) -> None:
         """Add one tile's product: ``partial = decay * partial + probs @ W[token_ids]``.
 
-        Partial sums are fp32. Rounded to bf16 they would grow the error with T, from
-        1.4e-3 at T = 1 to 3e-3 at T = 8.
+        Partial sums are fp32. In bf16 the error would grow with T, from 1.4e-3 at T = 1
+        to 3e-3 at T = 8.
 
         Args:
             partial: This rank's sum, ``[rows, hidden]`` fp32 (fp64 for an fp64 table);
-                changed in place.
-            probs: Of the tile's ids, up to a factor a row, ``[rows, ids]`` in the
-                dtype of ``weight``.
+                updated in place.
+            probs: Probabilities of the tile's ids, up to a factor per row, ``[rows,
+                ids]`` in the dtype of ``weight``.
             token_ids: Global ids of the tile, all in this rank's shard: a slice, or
                 ``[ids]`` int64.
-            decay: What the sum so far is multiplied by, ``[rows, 1]`` fp32; None for
-                the first tile, before which ``partial`` holds nothing.
+            decay: Factor for the sum so far, ``[rows, 1]`` fp32; None for the first
+                tile, which overwrites ``partial``.
         """
         if decay is None:
             partial.zero_()
@@ -97,31 +97,31 @@ class SoftEmbedding:
         elif rows.is_cuda:
             partial.add_(torch.mm(probs, rows, out_dtype=partial.dtype))
         else:
-            # No GEMM of a CPU gives fp32 sums of bf16, and widening the table would
-            # triple the time: the tile's product is rounded once.
+            # CPU GEMMs return bf16 for bf16 inputs, and upcasting the table would
+            # triple the time, so each tile's product is rounded once.
             partial.add_(torch.mm(probs, rows))
 
     def finish(
         self, partial: torch.Tensor, scale: torch.Tensor | float = 1.0
     ) -> torch.Tensor:
-        """Scale this rank's sum, add up the ranks', round once.
+        """Scale this rank's sum, all-reduce it, round once.
 
         Args:
             partial: From ``accumulate``; overwritten.
-            scale: What makes probabilities of the ``probs`` that were given,
-                ``[rows, 1]`` fp32.
+            scale: Turns the accumulated ``probs`` into probabilities, ``[rows, 1]``
+                fp32.
 
         Returns:
             ``[rows, hidden]`` in the dtype of ``weight``, the same on every rank.
         """
         partial.mul_(scale * self.normalizer)
-        # At T = 1 nothing is called, and the product is the dense one.
+        # At T = 1 there is no collective, and the product is the dense one.
         if self.shard.tp_size > 1:
             partial = self.all_reduce(partial)
         return partial.to(self.weight.dtype)
 
     def _rows(self, token_ids: slice | torch.Tensor) -> torch.Tensor:
-        """The rows of the local shard that embed the ids, ``[ids, hidden]``."""
+        """The ids' rows of the local shard, ``[ids, hidden]``."""
         start = self.shard.start
         if isinstance(token_ids, slice):
             return self.weight[token_ids.start - start : token_ids.stop - start]

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Which rows of the vocabulary this rank owns, and the group it reduces over.
+"""Which vocabulary rows this rank owns, and the collectives of its group.
 
 The embedding table ``W [vocab, hidden]`` is sharded by rows. vLLM pads the
-vocabulary so that every rank stores equally many rows; padding rows (and the rows
-of added vocabulary behind them) hold no token of the model:
+vocabulary so that every rank stores the same number of rows; padding rows (and the
+rows of added vocabulary after them) hold no token of the model:
 
     V = 200, padded to 256, T = 4, 64 rows per rank
-    rank 0  [0, 64)     64 true rows
-    rank 1  [64, 128)   64 true rows
-    rank 2  [128, 192)  64 true rows
-    rank 3  [192, 200)   8 true rows, 56 rows of padding
+    rank 0  [0, 64)     64 real rows
+    rank 1  [64, 128)   64 real rows
+    rank 2  [128, 192)  64 real rows
+    rank 3  [192, 200)   8 real rows, 56 rows of padding
 
-Only the embedding's own ``shard_indices`` know where the true rows end. Arithmetic
-on V and T would put padding rows into the product (rank 3 above) or, for a
-vocabulary that T divides, cut at the wrong ids.
+Only the embedding's own ``shard_indices`` say where the real rows end. Bounds computed
+from V and T would put padding rows into the product (rank 3 above) or, if T divides V,
+cut at the wrong ids.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class VocabShard:
 
     Attributes:
         start: First token id of this rank.
-        end: One past its last token id; equal to ``start`` on a rank that
-            owns nothing.
+        end: One past its last token id; equal to ``start`` on a rank that owns no
+            tokens.
         rows_per_rank: Rows every rank stores for the original vocabulary, padding
             included; the same number on all ranks.
         vocab_size: Size of the original vocabulary, without padding or added ids.
@@ -59,7 +59,7 @@ class VocabShard:
             raise ValueError(f"rank {self.rank} is not in [0, {self.tp_size})")
         if not 0 <= self.start <= self.end <= self.vocab_size:
             raise ValueError(
-                f"shard [{self.start}, {self.end}) does not lie in a vocabulary "
+                f"shard [{self.start}, {self.end}) is not within a vocabulary "
                 f"of {self.vocab_size}"
             )
         if self.num_rows > self.rows_per_rank:
@@ -70,15 +70,15 @@ class VocabShard:
 
     @property
     def num_rows(self) -> int:
-        """True rows of the local shard; rows behind them are padding."""
+        """Real rows of the local shard; the rows after them are padding."""
         return self.end - self.start
 
     @classmethod
     def from_embedding(cls, embedding: VocabParallelEmbedding) -> VocabShard:
-        """Read the shard off the embedding's own metadata.
+        """Read the shard from the embedding's own metadata.
 
         Raises:
-            ValueError: If the metadata contradict each other.
+            ValueError: If the metadata are inconsistent.
         """
         indices = embedding.shard_indices
         rows_per_rank = (
@@ -89,7 +89,7 @@ class VocabShard:
             end=indices.org_vocab_end_index,
             rows_per_rank=rows_per_rank,
             vocab_size=embedding.org_vocab_size,
-            # To vLLM 0.25 the embedding does not keep its rank.
+            # Up to vLLM 0.25 the embedding does not store its rank.
             rank=indices.padded_org_vocab_start_index // rows_per_rank,
             tp_size=embedding.tp_size,
         )
@@ -100,7 +100,7 @@ class ShardCollectives:
     """The two collectives a denoising step runs, at T > 1 only.
 
     Attributes:
-        all_reduce: Sum over ranks, same shape and dtype. The argument is not read
+        all_reduce: Sum over ranks, same shape and dtype. Do not read the argument
             afterwards: vLLM's CPU communicator reduces in place.
         all_gather: ``[rows, n]`` to ``[T * rows, n]``, rank 0's rows first.
     """
@@ -113,7 +113,7 @@ class ShardCollectives:
         """vLLM's custom ops, looked up by group name.
 
         ``torch.ops.vllm.*`` are functional and take a string, so ``torch.compile``
-        traces them and CUDA graphs replay them; the group's own methods are neither
+        traces them and CUDA graphs replay them; the group's own methods allow neither
         (vllm#46177).
         """
         name, size = group.unique_name, group.world_size
@@ -126,11 +126,11 @@ class ShardCollectives:
 def gather_ranks(
     values: torch.Tensor, shard: VocabShard, collectives: ShardCollectives
 ) -> torch.Tensor:
-    """Every rank's ``[rows, n]`` of fp32 or int64, bit for bit: ``[T, rows, n]``.
+    """All ranks' ``[rows, n]`` of fp32 or int64, bit for bit: ``[T, rows, n]``.
 
-    At T = 1 no collective is called. It replaces the all-reduce of int64, which vLLM's
-    shared-memory communicator for CPUs lacks: it takes floating-point types only, and
-    at most 32 bits of them. A gather copies bytes, whatever they are called.
+    At T = 1 no collective is called. Replaces an all-reduce of int64, which vLLM's
+    shared-memory CPU communicator lacks: it takes only floating-point types of at most
+    32 bits. A gather only copies bytes, so int64 can be viewed as fp32.
     """
     if shard.tp_size == 1:
         return values[None]

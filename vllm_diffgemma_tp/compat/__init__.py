@@ -2,6 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """Differences between vLLM releases, each once, with its reason and when it can go.
 
-Also what of vLLM's API the plugin uses, and what no class of the model can do. May
-import nothing of this package; vLLM only inside functions.
+Also lists what the plugin uses of vLLM's API, and known limits. May import no other
+subpackage; vLLM only inside functions.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Looks in vLLM's source for everything of its API that the plugin uses.
+"""Checks vLLM's source for everything of its API that the plugin uses.
 
-A release in which something moved would fail in some process, at some request. Here it
-is found by reading that release's source (``inspection``), before anything runs.
+A release in which something moved would fail in some process, at some request. Reading
+that release's source (``inspection``) finds it before anything runs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LATER_THAN_ALL = Version("1000")
 
 
 def missing_api(source: Source, release: Version | None, cpu_build: bool) -> list[str]:
-    """What of vLLM's API is not as the plugin needs it, a phrase each.
+    """One phrase for each part of vLLM's API that is not as the plugin needs it.
 
     Args:
-        source: Where vLLM's package lies.
-        release: Which release it is; None for one later than all that are known.
-        cpu_build: Whether to look for what the fixes in `cpu` use, too.
+        source: The source that has vLLM's package.
+        release: Its release; None for one later than all known ones.
+        cpu_build: Whether to check what the fixes in `cpu` use, too.
     """
     return [
         phrase

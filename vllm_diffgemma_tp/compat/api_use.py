@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""How a use of vLLM's API is written down; the lists are in ``*_api_uses``."""
+"""How a use of vLLM's API is declared; the lists are in ``*_api_uses``."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ApiUse:
-    """What the plugin uses of one module of vLLM's, or of one class of it.
+    """What the plugin uses of one vLLM module, or of one class in it.
 
     Attributes:
         module: Dotted name.
         names: What the module must define or import.
-        owner: A class, which the rest is about.
+        owner: A class of the module, to which the rest applies.
         members: Its fields, attributes or methods.
-        calls: Methods (or, without an owner, functions) that are called, with the
-            arguments that must suffice.
-        wraps: Methods that are replaced by one that passes on its arguments, with those
-            it reads.
-        overrides: Methods that a subclass of ours defines, with all the arguments that
-            they are called with.
-        releases: The releases it is used on, as a specifier; all by default.
+        calls: Methods (or, without an owner, functions) that are called, each with the
+            arguments it is called with.
+        wraps: Methods wrapped by one that passes on its arguments, each with those it
+            reads.
+        overrides: Methods that our subclass overrides, each with all its arguments.
+        releases: Specifier of the releases it is used on; all by default.
     """
 
     module: str

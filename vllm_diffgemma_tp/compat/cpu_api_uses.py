@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What the fixes in ``cpu`` use, of vLLM's CPU build alone."""
+"""What the fixes in ``cpu`` use of vLLM's CPU build."""
 
 from vllm_diffgemma_tp.compat.api_use import ApiUse
 from vllm_diffgemma_tp.compat.cpu_build import (
@@ -25,7 +25,7 @@ CPU_API_USES = (
         calls={"all_reduce": "input_", "all_gather": "input_ dim"},
     ),
     ApiUse("vllm._custom_ops", wraps={"cpu_fused_moe": "topk_weights topk_ids"}),
-    # The method is given the map, and the kernel is called in it by that name.
+    # The method receives the expert map, and calls the kernel by that name.
     ApiUse(
         CPU_EXPERTS_TO_0_27,
         names="cpu_fused_moe",

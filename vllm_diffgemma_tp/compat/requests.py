@@ -12,15 +12,15 @@ import importlib.util
 def has_diffusion_args() -> bool:
     """Whether this vLLM checks, schedules and documents ``diffusion_`` arguments.
 
-    It does from 0.31 on. Can go with the support of 0.30.
+    It does from 0.31 on. Can go with support for 0.30.
     """
     return importlib.util.find_spec("vllm.utils.diffusion") is not None
 
 
 def generation_error(message: str) -> Exception:
-    """What the endpoints answer with a 500, or an error event of a stream.
+    """An error that becomes a 500, or an error event in a stream.
 
-    vLLM moved the class in 0.29; the second place can go with the support of 0.27.
+    vLLM moved the class in 0.29; the second import can go with support for 0.27.
     """
     try:
         from vllm.exceptions import GenerationError

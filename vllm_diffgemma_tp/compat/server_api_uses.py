@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What is used at the start, in the scheduler and in the API server."""
+"""What the plugin uses at startup, in the scheduler and in the API server."""
 
 from vllm_diffgemma_tp.compat.api_use import ApiUse
 

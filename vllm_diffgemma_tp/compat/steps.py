@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""How an engine step reaches the sampler, where releases differ in it."""
+"""How an engine step reaches the sampler, where releases differ."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def canvas_widths(input_batch: InputBatch) -> np.ndarray:
     """Canvas positions of each request in this step, ``[num_reqs]``; 0 for a prompt.
 
-    These are the runner's logit rows, but for a step of prompts only: to vLLM 0.30 it
-    counts a row for each request there. That case can go with the support of 0.30.
+    These are the runner's logit rows, except in a step of prompts only: up to vLLM 0.30
+    it counts a row for each request there. That case can go with support for 0.30.
     """
     num_reqs = input_batch.num_reqs
     if input_batch.num_draft_tokens == 0:
@@ -25,18 +25,18 @@ def canvas_widths(input_batch: InputBatch) -> np.ndarray:
 
 
 def sampling_params_of(*arguments: Any) -> Any:
-    """The parameters among what the runner's ``add_request`` hands on after the slot.
+    """The sampling parameters in the runner's ``add_request`` arguments after the slot.
 
-    To vLLM 0.30 the prompt's length stands before them. Can go with its support.
+    Up to vLLM 0.30 the prompt's length precedes them. Can go with support for 0.30.
     """
     return arguments[-1]
 
 
 def drop_in_tree_states(model: Any) -> None:
-    """Take away the request states that the in-tree model state hung on the model.
+    """Remove the request states that the in-tree model state sets on the model.
 
-    It does from vLLM 0.31 on, for logits that are not computed here. They hold a soft
-    embedding for every slot.
+    It does so from vLLM 0.31 on, for logits that are not computed here. They hold a
+    soft embedding for every slot.
     """
     if hasattr(model, "diffusion_states"):
         del model.diffusion_states

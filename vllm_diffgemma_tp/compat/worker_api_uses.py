@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What is used in a worker: the model, its state, the runner and its sampler."""
+"""What the plugin uses in a worker: model, model state, runner and sampler."""
 
 from vllm_diffgemma_tp.compat.api_use import ApiUse
 
@@ -32,7 +32,7 @@ _MODEL = (
         "max_num_tokens _inputs_embeds_buf _req_id_to_index _pending_mm_embeds",
         wraps={
             "__init__": "vllm_config model",
-            # These run as they are, on our per-request state.
+            # These run unchanged, on our per-request state.
             "prepare_attn": "input_batch",
             "remove_request": "req_id",
         },

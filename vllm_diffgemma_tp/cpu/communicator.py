@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Collectives that vLLM's communicator for CPUs lacks."""
+"""Collectives that vLLM's CPU communicator lacks."""
 
 import sys
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from vllm_diffgemma_tp.compat.cpu_build import CPU_COMMUNICATOR
 
 
 def fix(exec_module: Callable[[], None]) -> None:
-    """Gather empty tensors, and exchange shares of unequal size."""
+    """Gather empty tensors, and gather and scatter parts of unequal size."""
     exec_module()
     communicator = sys.modules[CPU_COMMUNICATOR]
     _gather_empty_tensors(communicator._CPUSHMDistributed)
@@ -18,10 +18,11 @@ def fix(exec_module: Callable[[], None]) -> None:
 
 
 def _gather_empty_tensors(shm: Any) -> None:
-    """Let the shared-memory all-gather of an empty tensor be an empty tensor.
+    """Make the shared-memory all-gather of an empty tensor do nothing.
 
     It divides by the size, and SIGFPE ends the worker of vLLM's own class, which
-    gathers logits of prefill steps too, of none. Can go when `shm_all_gather` takes it.
+    gathers the empty logits of prefill steps too. Can go when `shm_all_gather` takes
+    empty tensors.
     """
     gather = shm.all_gather_into_tensor
 
@@ -33,13 +34,13 @@ def _gather_empty_tensors(shm: Any) -> None:
 
 
 def _exchange_unequal_shares(communicator: Any) -> None:
-    """Give the CPU the two collectives with which replicas share their experts.
+    """Add the two collectives with which data-parallel replicas share their experts.
 
-    Under data parallelism every expert layer gathers the tokens of all replicas, of
-    which each has another number, and scatters the sums. To 0.32.0 the CPU has neither
-    `all_gatherv` nor `reduce_scatterv` (NotImplementedError, of vLLM's own class too).
-    Can go when it has. Shares are padded to the longest here, and whole sums are added
-    up where a part would do: right, not fast.
+    Under data parallelism every expert layer gathers the tokens of all replicas, each
+    with a different number, and scatters the sums. Up to 0.32.0 the CPU has neither
+    `all_gatherv` nor `reduce_scatterv` (NotImplementedError, with vLLM's own class
+    too). Can go when it has. Here parts are padded to the longest, and all ranks reduce
+    everything to keep a part: correct, not fast.
     """
     if "all_gatherv" in vars(communicator):
         return
@@ -52,12 +53,12 @@ def _exchange_unequal_shares(communicator: Any) -> None:
         padded = input_.new_zeros(longest, *input_.shape[1:])
         padded[: len(input_)] = input_
         gathered = self.all_gather(padded, dim=0)
-        own = [i * longest + row for i, size in enumerate(sizes) for row in range(size)]
-        return gathered[own]
+        rows = [i * longest + n for i, size in enumerate(sizes) for n in range(size)]
+        return gathered[rows]
 
     def reduce_scatterv(self, input_, dim=-1, sizes=None):  # type: ignore[no-untyped-def]
         assert dim == 0, "tokens are the first dimension"
-        # A copy, as the sum is formed in place.
+        # A copy, as the all-reduce works in place.
         return self.all_reduce(input_.clone()).split(sizes)[self.rank_in_group]
 
     communicator.all_gatherv = all_gatherv

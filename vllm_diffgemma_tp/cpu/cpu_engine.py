@@ -6,8 +6,8 @@ vLLM's CPU build lacks a few things that DiffusionGemma needs. The fixes act whe
 module is imported (``import_hooks``), or when the version of vLLM is looked up
 (``vllm_distribution``), and only where they are needed.
 
-vLLM's child processes need the same fixes before they import vLLM, whichever way they
-were started (spawned workers, ``python -m`` helpers). So ``arrange`` puts the
+vLLM's child processes need the same fixes before they import vLLM, however they were
+started (spawned workers, ``python -m`` helpers). So ``arrange`` puts the
 ``startup`` folder on PYTHONPATH: Python runs the ``sitecustomize`` module in it at the
 start of every child.
 """
@@ -31,14 +31,14 @@ def arrange(num_ranks: int = 1, *, size_kv_cache: bool = True) -> None:
     """Make vLLM's CPU build able to run DiffusionGemma, here and in child processes.
 
     Call it before vllm is imported. Calling it again is harmless, and a later call may
-    name another ``num_ranks``. It does nothing where the installed vLLM is not a CPU
-    build. Environment variables that are already set are left alone.
+    pass another ``num_ranks``. It does nothing if the installed vLLM is not a CPU
+    build. Environment variables that are already set are kept.
 
     Args:
-        num_ranks: Workers on this machine, each bound to its own cores: of all replicas
-            where there are several.
-        size_kv_cache: Give the KV cache 1 GiB a rank. False where a flag of vLLM's own
-            gives its size, which the environment variable would override.
+        num_ranks: Workers on this machine, over all replicas; each is bound to its own
+            cores.
+        size_kv_cache: Give the KV cache 1 GiB per rank. False if a vLLM flag gives its
+            size, which the environment variable would override.
 
     Raises:
         RuntimeError: vllm was imported first, and found Triton unusable.
@@ -59,7 +59,7 @@ def arrange(num_ranks: int = 1, *, size_kv_cache: bool = True) -> None:
     if "cpu" not in metadata.entry_points(group="triton.backends").names:
         os.environ.setdefault("TRITON_INTERPRET", "1")
     if size_kv_cache:
-        # vLLM's default is a share of all memory, asked for once by every rank.
+        # By default every rank of vLLM takes a share of all memory.
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     _bind_threads(num_ranks)
 
@@ -71,7 +71,7 @@ def install_hooks() -> None:
 
 
 def threads_bind(num_ranks: int, cores: Sequence[int]) -> str:
-    """The value of VLLM_CPU_OMP_THREADS_BIND: core ids a rank, ranks split by ``|``.
+    """The value of VLLM_CPU_OMP_THREADS_BIND: core ids per rank, ranks split by ``|``.
 
     Every rank gets the same number of neighbouring cores. With fewer cores than ranks
     the ranks share them in turn, one core each.
@@ -93,7 +93,7 @@ def _bind_threads(num_ranks: int) -> None:
         return
     os.environ.pop(THREADS_BIND, None)
     numa_nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))
-    # vLLM binds by itself one rank to each NUMA node, and refuses more ranks than that.
+    # By default vLLM binds one rank to each NUMA node, and refuses more ranks.
     if num_ranks <= max(numa_nodes, 1):
         return
     cores = sorted(os.sched_getaffinity(0))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Expert parallelism on the CPU: a rank computes its own experts, and no others."""
+"""Expert parallelism on the CPU: a rank computes only its own experts."""
 
 import functools
 import inspect
@@ -12,17 +12,17 @@ from typing import Any
 def fix_of(
     module_name: str, owner: str, method: str
 ) -> Callable[[Callable[[], None]], None]:
-    """Let the fused experts compute those of their rank, and no others.
+    """Make the fused experts compute only those of their rank.
 
-    The kernel takes ids of the rank's own experts. With --enable-expert-parallel vLLM
-    to 0.32.0 hands it ids of all, and a worker dies of SIGSEGV, with vLLM's own class
-    too. Here an expert of another rank is the first of this one, at weight 0. Can go
-    when the CPU's experts look at their `expert_map`.
+    The kernel takes local expert ids. With --enable-expert-parallel vLLM up to 0.32.0
+    passes it global ids, and a worker dies of SIGSEGV, with vLLM's own class too. Here
+    another rank's expert becomes the first of this rank, at weight 0. Can go when the
+    CPU experts use their `expert_map`.
 
     Args:
-        module_name: Where a release may have them.
+        module_name: The module that has them in some releases.
         owner: The class that computes a layer's experts.
-        method: Its method that is given the map, and in which the kernel is called.
+        method: Its method that receives the map and calls the kernel.
     """
 
     def fix(exec_module: Callable[[], None]) -> None:
@@ -37,13 +37,14 @@ def fix_of(
 def _compute_own_experts(module: Any, experts: Any, method: str) -> None:
     compute, kernel = getattr(experts, method), module.cpu_fused_moe
     # Releases differ in the order of the arguments, not in their names.
-    of_compute, of_kernel = inspect.signature(compute), inspect.signature(kernel)
-    # Of the layer that is computed; None where the rank holds all experts.
+    compute_signature = inspect.signature(compute)
+    kernel_signature = inspect.signature(kernel)
+    # The map of the current layer; None if the rank holds all experts.
     expert_maps: list[Any] = [None]
 
     @functools.wraps(compute)
     def compute_own(*args, **kwargs):  # type: ignore[no-untyped-def]
-        given = of_compute.bind(*args, **kwargs).arguments
+        given = compute_signature.bind(*args, **kwargs).arguments
         expert_maps.append(given.get("expert_map"))
         try:
             return compute(*args, **kwargs)
@@ -54,11 +55,11 @@ def _compute_own_experts(module: Any, experts: Any, method: str) -> None:
     def kernel_of_own(*args, **kwargs):  # type: ignore[no-untyped-def]
         if expert_maps[-1] is None:
             return kernel(*args, **kwargs)
-        call = of_kernel.bind(*args, **kwargs)
+        call = kernel_signature.bind(*args, **kwargs)
         given = call.arguments
-        own = expert_maps[-1][given["topk_ids"].long()].to(given["topk_ids"].dtype)
-        given["topk_ids"] = own.clamp(min=0)
-        given["topk_weights"] = given["topk_weights"].masked_fill(own < 0, 0)
+        local = expert_maps[-1][given["topk_ids"].long()].to(given["topk_ids"].dtype)
+        given["topk_ids"] = local.clamp(min=0)
+        given["topk_weights"] = given["topk_weights"].masked_fill(local < 0, 0)
         return kernel(*call.args, **call.kwargs)
 
     setattr(experts, method, compute_own)

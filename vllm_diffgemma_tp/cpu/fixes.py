@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The index of fixes: which module's import each acts on.
+"""Which fix applies to the import of which module.
 
-None is about this project's model: each fault is met with vLLM's own class too.
+None is specific to this project's model: each fault occurs with vLLM's own class too.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from vllm_diffgemma_tp.cpu import (
     triton_backend,
 )
 
-#: Surrounds the import of a module, whose code it is given to execute.
+#: Wraps the import of a module; receives a function that executes its code.
 Fix = Callable[[Callable[[], None]], None]
 
 FIXES: dict[str, Fix] = {

@@ -13,13 +13,13 @@ from vllm_diffgemma_tp.cpu.fixes import FIXES, Fix
 
 
 def install() -> None:
-    """Watch for the modules named in ``FIXES``; imports nothing; re-entrant."""
+    """Watch for the modules named in ``FIXES``; imports nothing; safe to repeat."""
     if not any(isinstance(finder, _ImportHooks) for finder in sys.meta_path):
         sys.meta_path.insert(0, _ImportHooks())
 
 
 class _ImportHooks(MetaPathFinder):
-    """Hands the import of a module named in ``FIXES`` to its fix."""
+    """Passes the import of a module named in ``FIXES`` to its fix."""
 
     def find_spec(
         self,

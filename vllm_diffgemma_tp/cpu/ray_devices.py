@@ -13,11 +13,11 @@ from vllm_diffgemma_tp.compat.cpu_build import RAY_UTILS
 
 
 def fix(exec_module: Callable[[], None]) -> None:
-    """Let Ray place workers on a CPU: vLLM to 0.32.0 names no resource for one.
+    """Let Ray place workers on a CPU, for which vLLM up to 0.32.0 names no resource.
 
-    A worker takes a "GPU" here. To Ray that is no device but a number that a node was
-    started with: a node that vLLM starts by itself offers one a worker, and others say
-    `ray start --num-gpus`. Can go when the CPU platform has a `ray_device_key`.
+    A worker takes a "GPU" here. To Ray that is only a number that a node is started
+    with: a node that vLLM starts has one per worker, others need `ray start
+    --num-gpus`. Can go when the CPU platform has a `ray_device_key`.
     """
     exec_module()
     ray_utils: Any = sys.modules[RAY_UTILS]

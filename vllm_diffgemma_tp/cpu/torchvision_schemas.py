@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 
 def fix(exec_module: Callable[[], None]) -> None:
-    """Load torchvision's C extension, and declare two operators where it cannot load.
+    """Load torchvision's C extension, and declare two operators if it cannot load.
 
-    torchvision then registers shape functions for operators that nothing has defined,
-    and fails to import as a whole. Its Python transforms, all that is used, need only
-    the declarations. Can go when a torchvision that fits the CPU torch is installed.
+    Without them torchvision registers shape functions for undefined operators, and
+    fails to import. Its Python transforms, all that is used, need only the
+    declarations. Can go when a torchvision that fits the CPU torch is installed.
     """
     exec_module()
     if sys.modules["torchvision.extension"]._has_ops():

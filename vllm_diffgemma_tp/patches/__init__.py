@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What the plugin changes of vLLM's: one file a symbol, the index is ``README.md``.
+"""The plugin's patches to vLLM: one file per symbol, indexed in ``README.md``.
 
-Each file names its ``SYMBOLS`` and has ``apply()``, which may be called again. May
+Each file names its ``SYMBOLS`` and has an ``apply()`` that is safe to call again. May
 import ``compat`` and ``sampler``; vLLM only inside functions.
 """
 
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 
 def apply_in_every_process(architecture: str) -> None:
-    """Apply what ``register()`` needs in API server, engine core and workers alike.
+    """Apply the patches that API server, engine core and workers all need.
 
     Args:
-        architecture: The name under which vLLM's registry knows the model.
+        architecture: The model's name in vLLM's registry.
     """
     from vllm_diffgemma_tp.patches import (
         beam_search,
@@ -39,7 +39,7 @@ def apply_in_every_process(architecture: str) -> None:
 
 
 def apply_in_worker() -> None:
-    """Apply what the model's own process needs, once vLLM's model runner is there."""
+    """Apply the worker's patches, once vLLM's model runner is imported."""
     from vllm_diffgemma_tp.patches import model_runner_update_requests
 
     model_runner_update_requests.apply()

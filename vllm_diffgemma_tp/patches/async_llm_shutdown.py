@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Two ends of ``vllm serve``, for ``vllm-diffgemma-tp serve`` alone.
+"""How ``vllm serve`` ends, patched for ``vllm-diffgemma-tp serve`` only.
 
-When its engine has died the command returns as if it had been told to stop, with exit
-status 0, and no supervisor would start it again. And when it is told to stop, it waits
-for ever for requests whose engine it has just stopped. Can go when ``vllm serve`` exits
-with a failure, and ends its requests, by itself.
+When its engine has died, the command returns as if it had been told to stop, with exit
+status 0, and no supervisor would restart it. And when it is told to stop, it waits
+forever for requests whose engine it has just stopped. Can go when ``vllm serve`` itself
+exits with a failure, and ends its requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def apply() -> Callable[[], bool]:
     """Watch the engine client of this process.
 
     Returns:
-        Says, once the command has returned, whether that was because its engine died.
+        A function that tells, after the command returned, whether its engine died.
     """
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -40,11 +40,11 @@ def _and_end_requests(shutdown: Callable[..., None]) -> Callable[..., None]:
     from vllm.v1.engine.exceptions import EngineDeadError
 
     def shut_down_and_end_requests(self: AsyncLLM, *args: Any, **kwargs: Any) -> None:
-        # Only the first call tells: it is what stops a healthy engine. One that failed
-        # to start has none, and raises.
+        # Only the first call counts, as it stops a healthy engine. A client that failed
+        # to start has no engine core, and raises.
         _engine_died.append(hasattr(self, "engine_core") and self.errored)
         shutdown(self, *args, **kwargs)
-        # vLLM calls this in another thread than that of the requests.
+        # vLLM calls this in another thread than the one that serves requests.
         handler = getattr(self, "output_handler", None)
         if handler is not None:
             with contextlib.suppress(RuntimeError):

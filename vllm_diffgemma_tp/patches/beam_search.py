@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Beam search is refused for a diffusion model, before it runs.
+"""Refuses beam search for a diffusion model, before it runs.
 
-It extends an answer token by token, and a canvas is denoised all at once. Can go when
-vLLM refuses it.
+Beam search extends an answer token by token, but a canvas is denoised all at once. Can
+go when vLLM refuses it.
 """
 
 from __future__ import annotations

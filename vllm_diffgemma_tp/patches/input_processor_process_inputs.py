@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""A parameter that cannot be sent to the engine is a 400 that names it.
+"""Answers a parameter that cannot be sent to the engine core with a 400 that names it.
 
-To 0.33.0 vLLM finds out when it sends: an integer of more than 64 bits, or half a
+Up to 0.33.0 vLLM notices only when sending: an integer of more than 64 bits, or half a
 surrogate pair, is a 500 without a message, and the request stays registered. Can go
-when bodies bound their integers and strings.
+when request bodies bound their integers and strings.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _or_refuse(process: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _can_be_sent(value: Any) -> bool:
-    """Whether MessagePack, in which vLLM talks to its engine, can hold the value."""
+    """Whether MessagePack, vLLM's format to its engine core, can encode the value."""
     import msgspec
 
     try:

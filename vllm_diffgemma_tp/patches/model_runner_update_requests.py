@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""vLLM's model runner clears KV blocks although its model was not set up for it.
+"""Lets vLLM's model runner clear KV blocks for a model that was not set up for it.
 
-The worker's part of ``scheduler_schedule``, and can go with it.
+The worker's part of ``scheduler_schedule``. Can go with it.
 """
 
 from __future__ import annotations

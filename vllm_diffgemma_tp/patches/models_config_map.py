@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What an engine may be started with, decided when vLLM reads its configuration.
+"""Refuses unsupported engine arguments when vLLM reads its configuration.
 
-``vllm-diffgemma-tp serve`` refuses before vLLM is imported; this is for ``vllm serve``
-and ``LLM(...)``, where a worker would find out, and say so in its trace. Can go when
-vLLM refuses adapters for a model class without ``SupportsLoRA`` at its start.
+``vllm-diffgemma-tp serve`` refuses them before vLLM is imported; this is for ``vllm
+serve`` and ``LLM(...)``, where a worker would fail with a traceback. Can go when vLLM
+refuses adapters at startup for a model class without ``SupportsLoRA``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def apply(architecture: str) -> None:
 
 
 def refuse(vllm_config: VllmConfig) -> None:
-    """Refuse adapters; pipeline stages are refused by vLLM itself.
+    """Refuse LoRA adapters; vLLM itself refuses pipeline parallelism.
 
     Raises:
         ValueError: Says what to do instead.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""A body that vLLM's validators fail on is a 400, not a 500.
+"""Answers a body on which vLLM's validators fail with a 400, not a 500.
 
-To 0.33.0 some of them read into a body before pydantic has checked its types: a list
+Up to 0.33.0 some of them read a body before pydantic has checked its types: a list
 where ``structured_outputs`` should be an object is an AttributeError. Can go when they
 check types.
 """

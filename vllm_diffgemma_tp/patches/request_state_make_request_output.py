@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The client of a request that ended with an error is told the sentence.
+"""Sends the error message of a failed request to its client.
 
-A 500 over HTTP and an error event of a stream; ``LLM.generate`` returns it as the
-``stop_reason`` of ``finish_reason`` "error". Can go with
+It is a 500 over HTTP, or an error event in a stream; ``LLM.generate`` returns it as the
+``stop_reason``, with a ``finish_reason`` of "error". Can go with
 ``scheduler_update_from_output``.
 """
 
@@ -41,7 +41,7 @@ def _or_error(make_output: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         failed = finish_reason is not None and str(finish_reason) == "error"
         if failed and isinstance(stop_reason, str) and self.queue is not None:
-            # The wrapper in which the engine client passes on an error as it is.
+            # The engine client passes on an error in this wrapper unchanged.
             self.queue.put(InputStreamError(generation_error(stop_reason)))
             return None
         return make_output(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""vLLM's check of diffusion requests passes what the sharded sampler supports.
+"""Makes vLLM's check of diffusion requests accept what the sharded sampler supports.
 
-The check refuses these parameters with one sentence for all, as the in-tree sampler has
-none of them. It still runs, for whatever else it looks at. vLLM to 0.25 has no such
-check: it ignored the parameters. Can go when vLLM leaves the refusal to the model.
+The check refuses these parameters with one message for all, as the in-tree sampler
+supports none of them. It still runs, for everything else it checks. Up to 0.25 vLLM has
+no such check and ignores the parameters. Can go when vLLM leaves this to the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SYMBOLS = ("vllm.sampling_params.SamplingParams._validate_diffusion",)
 
 # Parameters that the sharded sampler supports, or that ``sampling_params_verify``
-# refuses by their own name, with the values that stand for "not asked for".
+# refuses by name, with the values that mean "not set".
 _SUPPORTED: dict[str, Any] = {
     "temperature": 1.0,
     "min_p": 0.0,
@@ -42,7 +42,7 @@ def apply() -> None:
 
 def _without_supported(validate: Callable[..., None]) -> Callable[..., None]:
     def validate_the_rest(self: SamplingParams, model_config: Any) -> None:
-        # A copy, as other requests may share these parameters, in other threads.
+        # A copy, as requests in other threads may share these parameters.
         rest = copy.copy(self)
         for name, neutral in _SUPPORTED.items():
             setattr(rest, name, neutral)

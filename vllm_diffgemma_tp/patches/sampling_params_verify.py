@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What a request may ask for, decided where it enters: in the API process, as a 400.
+"""Refuses unsupported request parameters in the API server, with a 400.
 
-What reaches a worker and cannot be served there would end the whole server, and what
-is ignored there would mislead its client, so both are refused here. vLLM's own checks
-run first, less the one that ``sampling_params_validate_diffusion`` patches. Can go when
-vLLM asks a model class which parameters it supports.
+A parameter that fails in a worker would end the whole server, and one that is ignored
+there would mislead the client, so both are refused here. vLLM's own checks run first,
+except for what ``sampling_params_validate_diffusion`` skips. Can go when vLLM asks a
+model class which parameters it supports.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 SYMBOLS = ("vllm.sampling_params.SamplingParams.verify",)
 
-#: Why what follows one token after another is refused.
-ALL_AT_ONCE = "a canvas is denoised all at once, so no token has others before it to "
+#: Why whatever depends on earlier tokens is refused.
+ALL_AT_ONCE = "a canvas is denoised all at once, so a token has no earlier ones to "
 _NO_PROMPT_DISTRIBUTION = "encoding a prompt gives no distribution of its tokens."
-# Parameter, the value that stands for "not asked for", why it is refused.
+# Parameter, the value that means "not set", why it is refused.
 _REFUSED: tuple[tuple[str, Any, str], ...] = (
-    ("repetition_penalty", 1.0, ALL_AT_ONCE + "be penalised for."),
-    ("frequency_penalty", 0.0, ALL_AT_ONCE + "be penalised for."),
-    ("presence_penalty", 0.0, ALL_AT_ONCE + "be penalised for."),
+    ("repetition_penalty", 1.0, ALL_AT_ONCE + "be penalized for."),
+    ("frequency_penalty", 0.0, ALL_AT_ONCE + "be penalized for."),
+    ("presence_penalty", 0.0, ALL_AT_ONCE + "be penalized for."),
     ("min_tokens", 0, ALL_AT_ONCE + "count before it may end the answer."),
     ("thinking_token_budget", None, ALL_AT_ONCE + "count against a budget."),
     ("trace_decode_token_ids", None, ALL_AT_ONCE + "be forced after."),
@@ -68,8 +68,8 @@ def refuse(params: SamplingParams, vocab_size: int, tokenizer: Any) -> None:
     """Refuse what DiffusionGemma's sampler does not support.
 
     Args:
-        params: Of one request, checked by vLLM.
-        vocab_size: Ids of the model.
+        params: Parameters of one request, already checked by vLLM.
+        vocab_size: Number of the model's token ids.
         tokenizer: The model's, or None where the server runs without one.
 
     Raises:
@@ -77,9 +77,9 @@ def refuse(params: SamplingParams, vocab_size: int, tokenizer: Any) -> None:
     """
     for name, neutral, reason in _REFUSED:
         value = getattr(params, name, neutral)
-        # An array of ids has no truth value to compare for.
-        asked = value is not None if neutral is None else value != neutral
-        if asked:
+        # Comparing an array of ids gives no single truth value.
+        is_set = value is not None if neutral is None else value != neutral
+        if is_set:
             raise refusal(name, f"is not supported with DiffusionGemma: {reason}")
     if params.seed is not None and not (
         # The n answers of a request get consecutive seeds.
@@ -95,7 +95,7 @@ def refuse(params: SamplingParams, vocab_size: int, tokenizer: Any) -> None:
     if not all(map(math.isfinite, (params.logit_bias or {}).values())):
         raise refusal("logit_bias", "must be finite: -100 is as good as -inf.")
     for name in ("allowed_token_ids", "logprob_token_ids"):
-        # Over HTTP they are; `LLM.generate` takes them as they come.
+        # Over HTTP they are; `LLM.generate` takes any type.
         if not all(isinstance(i, int) for i in getattr(params, name) or ()):
             raise refusal(name, "must be integers.")
     banned = _banned_ids(params, tokenizer)
@@ -107,11 +107,11 @@ def _banned_ids(params: SamplingParams, tokenizer: Any) -> set[int]:
     if not params.bad_words:
         return set()
     if tokenizer is None:
-        raise refusal("bad_words", "needs a tokenizer, which this server has none of.")
+        raise refusal("bad_words", "needs a tokenizer, but this server has none.")
     try:
         params.update_from_tokenizer(tokenizer)
     except TypeError as error:
-        # What a tokenizer says of half a surrogate pair.
+        # A tokenizer raises this for half a surrogate pair.
         raise refusal("bad_words", "must be valid Unicode.") from error
     words = params.bad_words_token_ids or []
     if any(len(word) > 1 for word in words):
@@ -131,8 +131,8 @@ def _refuse_empty_vocabulary(
     if params.allowed_token_ids is not None:
         name, allowed = "allowed_token_ids", set(params.allowed_token_ids)
     if (params.extra_args or {}).get("diffusion_constrained"):
-        name, own = "diffusion_constrained", set(params.logprob_token_ids or ())
-        allowed = own if allowed is None else allowed & own
+        name, given = "diffusion_constrained", set(params.logprob_token_ids or ())
+        allowed = given if allowed is None else allowed & given
     if allowed is not None and not allowed - banned:
         raise refusal(
             name,

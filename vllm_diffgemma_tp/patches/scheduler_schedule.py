@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""KV blocks of a request whose logits were not finite are cleared before reuse.
+"""Clears the KV blocks of a request whose logits were not finite, before reuse.
 
 A NaN that came from the backbone is in the request's keys and values too. The next
-owner of such a block overwrites the part it uses, but an attention kernel may multiply
-the rest by a weight of 0, and 0 * NaN is NaN: on the CPU engine one such request would
-break every later one. vLLM can zero blocks on their way to a worker, and does for some
-models. This patch has it do so for the blocks of failed requests. Can go when vLLM
-clears the blocks of a request that ends with FINISHED_ERROR.
+request to get such a block overwrites the part it uses, but an attention kernel may
+multiply the rest by a weight of 0, and 0 * NaN is NaN: on the CPU engine one such
+request would break every later one. vLLM can have the worker zero blocks, and does so
+for some models. This patch makes it do so for the blocks of failed requests. Can go
+when vLLM clears the blocks of a request that ends with FINISHED_ERROR.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _TO_CLEAR = "_kv_blocks_of_failed_requests"
 
 
 def clear_before_reuse(scheduler: Any, req_ids: Iterable[str]) -> None:
-    """Have the blocks that only these requests hold cleared with the next step.
+    """Clear the blocks that only these requests hold, with the next step.
 
-    Also takes all their blocks out of the prefix cache. Call it before the requests
-    give them back, and for all that end in a step at once: they may share a prefix.
+    Also evicts all their blocks from the prefix cache. Call it before the requests free
+    their blocks, and once for all that end in a step: they may share a prefix.
     """
     cache = scheduler.kv_cache_manager
     groups = [group for req_id in req_ids for group in cache.get_block_ids(req_id)]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""A request whose logits were not finite ends with an error; its neighbours go on.
+"""Ends a request whose logits were not finite with an error; other requests continue.
 
-The sampler reports where it saw them in the integer vLLM keeps for NaNs, by request,
-and vLLM's scheduler only counts it. Here the scheduler ends the request and has its KV
-blocks cleared; ``request_state_make_request_output`` tells the client. Can go when
-vLLM's scheduler ends a request whose logits are not finite.
+The sampler encodes where it saw them in vLLM's NaN count of the request, which vLLM's
+scheduler only records. Here the scheduler ends the request and clears its KV blocks;
+``request_state_make_request_output`` tells the client. Can go when vLLM's scheduler
+ends a request whose logits are not finite.
 """
 
 from __future__ import annotations

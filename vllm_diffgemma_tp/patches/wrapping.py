@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""How a function of vLLM's is wrapped: once, however often a process asks."""
+"""Wraps a function of vLLM once, however often a process asks for it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MARK = "wrapped_by_vllm_diffgemma_tp"
 def wrap(
     owner: Any, name: str, wrapper_of: Callable[[Callable[..., Any]], Any]
 ) -> None:
-    """Replace ``owner.name``; does nothing where this has been done before.
+    """Wrap ``owner.name``; does nothing if it is already wrapped.
 
     Args:
-        owner: A class or module of vLLM's.
+        owner: A class or module.
         name: Its function or method.
         wrapper_of: Makes the wrapper, given the original function.
     """

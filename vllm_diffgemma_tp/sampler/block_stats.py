@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Softmax statistics by vocabulary block, and their merge over ranks.
+"""Softmax statistics per vocabulary block, and their merge over ranks.
 
 The vocabulary is cut into blocks of fixed size, aligned to global token ids. Each
-block's numbers are in units of its own maximum, so they do not depend on where the
-shards lie: every rank computes its blocks, one all-gather makes the table whole, and
-every rank reduces the same table in the same order. Where shard boundaries fall on
-block boundaries the result is bit for bit the same at any T.
+block's statistics are relative to its own maximum, so they do not depend on the shards:
+every rank computes its blocks, one all-gather collects the table, and every rank
+reduces the same table in the same order. If shard boundaries fall on block boundaries,
+the result is bit for bit the same at any T.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import torch
 from vllm_diffgemma_tp.sampler.tile import TileStatistics, finite_or_zero
 from vllm_diffgemma_tp.vocab_shard import VocabShard
 
-# Token ids travel as fp32 beside the statistics; fp32 holds integers to here.
+# Token ids are gathered as fp32 with the statistics; fp32 is exact up to here.
 MAX_VOCAB_SIZE = 2**24
-# vLLM pads vocabularies to this, so at small T no shard boundary cuts a block.
+# vLLM pads to a multiple of this, so at small T no shard boundary cuts a block.
 _MIN_BLOCK_SIZE = 64
 _MAX_BLOCKS = 128
 
 
 def block_size_for(vocab_size: int) -> int:
-    """Ids in a block: a power of two, at most 128 blocks, the same at any T.
+    """Ids per block: a power of two for at most 128 blocks, the same at any T.
 
     Raises:
         ValueError: If token ids of this vocabulary do not fit in fp32.
@@ -46,8 +46,8 @@ class BlockLayout:
     block_size: int
     blocks_per_rank: int
     first_block: int
-    # Blocks of the merged table that hold true ids; None where blocks are cut by
-    # shard boundaries, and then the whole gathered table counts.
+    # Blocks of the merged table that hold real ids; None if shard boundaries cut
+    # blocks, in which case the whole gathered table is used.
     num_blocks: int | None
 
     @classmethod
@@ -87,7 +87,7 @@ class BlockTable:
         )
 
     def padded(self, missing: int) -> BlockTable:
-        """With blocks of no mass behind it, for a shard with fewer true ids."""
+        """Append blocks without mass, for a shard with fewer real ids."""
 
         def pad(values: torch.Tensor, fill: float) -> torch.Tensor:
             return torch.nn.functional.pad(values, (0, missing), value=fill)
@@ -105,14 +105,14 @@ class BlockTable:
         """Merge what the ranks packed, ``[T, rows, 3 * blocks_per_rank]``."""
         rows = packed.shape[1]
         fields = packed.unflatten(2, (3, -1)).permute(2, 1, 0, 3).reshape(3, rows, -1)
-        # Sums over a strided dimension are added up in another order; the order must
-        # not depend on how many ranks the table came from.
+        # A sum over a strided dimension adds in another order, and the order must not
+        # depend on how many ranks the table came from.
         return cls(*fields[..., :num_blocks].contiguous().unbind(0))
 
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """The softmax of whole rows, each ``[rows]``.
+    """Softmax statistics of whole rows, each ``[rows]``.
 
     Attributes:
         peak: Maximum of x, fp32.
@@ -129,7 +129,7 @@ class RowStatistics:
         peak = table.peak.amax(dim=1)
         shift = table.peak - finite_or_zero(peak)[:, None]
         scale = shift.exp()
-        # In units of the row's maximum: (x - m) = (x - m_b) + (m_b - m).
+        # Relative to the row's maximum: (x - m) = (x - m_b) + (m_b - m).
         moments = scale * (table.moment + table.mass * shift)
         moment = torch.where(scale > 0, moments, 0.0).sum(1)
         total = (scale * table.mass).sum(1)

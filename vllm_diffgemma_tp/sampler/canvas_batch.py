@@ -18,12 +18,12 @@ class CanvasBatch:
         index: Their positions in the batch, ``[requests]`` int64; ``index_np`` on the
             host.
         slots: Their state slots, ``[requests]`` int64; ``slots_np`` on the host.
-        widths_np: Their canvas positions in this step, ``[requests]``; fewer than the
-            canvas where it was cut at the maximum model length.
+        widths: Their canvas positions in this step, ``[requests]`` int64; ``widths_np``
+            on the host. Fewer than the canvas if cut at the maximum model length.
         row_slots: Slot of each row, ``[rows]``.
         row_requests: Request of each row, an index into ``slots``, ``[rows]``.
         positions: Canvas position of each row, ``[rows]``.
-        valid: Which of ``[requests, canvas]`` have a row.
+        valid: Canvas positions that have a row, ``[requests, canvas]`` bool.
     """
 
     index: torch.Tensor
@@ -38,7 +38,7 @@ class CanvasBatch:
     valid: torch.Tensor
 
     def grid(self, rows: torch.Tensor, fill: float) -> torch.Tensor:
-        """Per-row values ``[rows]`` as ``[requests, canvas]``."""
+        """Per-row values as ``[requests, canvas]``; ``fill`` where there is no row."""
         grid = torch.full(self.valid.shape, fill, dtype=rows.dtype, device=rows.device)
         grid[self.row_requests, self.positions] = rows
         return grid

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What a denoising step makes of its canvases: accept, renoise, finish, commit.
+"""How a denoising step updates its canvases: accept, renoise, finish, commit.
 
-Works for all requests at once, on tensors that are equal on every rank, so that the
-canvases stay equal without a collective. The rules are those of ``entropy_bound``.
+Updates all requests at once, from tensors that are equal on every rank, so the canvases
+stay equal without a collective. The rules are in ``entropy_bound``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class CanvasUpdate:
     """What the step did to each request of its batch.
 
     Attributes:
-        emitted: Ids to emit, 0 where none are, ``[requests, canvas]`` int64.
+        emitted: Ids to emit, 0 elsewhere, ``[requests, canvas]`` int64.
         num_emitted: How many, ``[requests]`` int64; 0 unless the canvas is emitted.
-        finished: Whether its canvas was finished, ``[requests]`` bool.
+        finished: Whether this step finished its canvas, ``[requests]`` bool.
         steps: Denoising steps of this canvas so far, ``[requests]`` int64.
         non_finite: ``NonFiniteLogits.encode``, ``[requests]`` int64.
     """
@@ -51,37 +51,37 @@ def update_canvases(
     """Advance the states of the batch's requests by one step.
 
     Args:
-        states: Changed at the batch's slots.
+        states: Updated in place, at the batch's slots.
         batch: The requests, and which rows are theirs.
-        tokens: What the vocabulary side says of each row.
+        tokens: The vocab step's result for each row.
         counters: The random counters of the rows.
-        schedule: The model's.
-        vocab_size: Ids to draw noise from.
+        schedule: The model's denoising schedule.
+        vocab_size: Number of ids to draw noise from.
     """
     slots, valid = batch.slots, batch.valid
     step, canvas_index = states.step[slots], states.canvas_index[slots]
     non_finite_rank = batch.grid(tokens.non_finite_rank, -1).amax(1)
     failed = non_finite_rank >= 0
-    # A step that the token budget cut short leaves the other positions as they are.
+    # A step that the token budget cut short keeps the other positions unchanged.
     previous = states.argmax_canvas[slots]
     argmax = torch.where(valid, batch.grid(tokens.argmax, 0), previous)
     entropy = batch.grid(tokens.entropy, torch.inf)
     entropy = torch.where(failed[:, None], torch.inf, entropy)
     denoised = _denoised(states, batch, tokens, counters, schedule, entropy, vocab_size)
 
-    # The pass in the encoder phase wrote the canvas to the KV cache: it emits the
-    # canvas decided before, and its logits decide nothing.
+    # The encoder pass wrote the canvas to the KV cache: it emits the canvas that the
+    # last denoising step decided on, and its logits are ignored.
     commits = states.is_encoder_phase[slots]
     stop = schedule.stop
     stable_steps = stop.stable_steps(
         argmax, previous, states.stable_steps[slots], step, valid
     )
-    # Nor does a step end a canvas that is wider than the step: what it did not see may
-    # not be ready.
+    # A step narrower than its canvas does not finish it: the positions it did not see
+    # may not be ready.
     widest = torch.maximum(states.widest[slots], batch.widths)
     finished = stop.finished(stable_steps, entropy, valid) & (batch.widths == widest)
     finished = finished | (step + 1 >= states.max_steps[slots])
-    # A failed request ends in the scheduler. Nothing of it is emitted or fed back.
+    # The scheduler ends a failed request; nothing of it is emitted or fed back.
     finished = finished & ~commits & ~failed
     emits = (commits & ~failed) | (finished & states.read_only[slots])
     best = torch.where(commits[:, None], previous, argmax)
@@ -98,8 +98,8 @@ def update_canvases(
     states.widest[slots] = widest * ~commits
     states.is_encoder_phase[slots] = finished & ~states.read_only[slots]
     if tokens.soft_embedding is not None:
-        # A pinned position takes its seed token as input; its own prediction must not
-        # come back through self-conditioning (vllm#57250).
+        # The input of a pinned position is its seed token; its prediction must not come
+        # back through self-conditioning (vllm#57250).
         continues = ~commits & ~finished & ~failed
         feeds_back = continues[:, None] & ~states.pinned[slots]
         states.store_soft_embedding(
@@ -126,10 +126,10 @@ def _denoised(
     entropy: torch.Tensor,
     vocab_size: int,
 ) -> torch.Tensor:
-    """Accepted ids kept and the others renoised, ``[requests, canvas]``.
+    """The canvases with rejected positions renoised, ``[requests, canvas]``.
 
     Args:
-        entropy: ``[requests, canvas]`` fp32; +inf at positions to leave out.
+        entropy: ``[requests, canvas]`` fp32; +inf at excluded positions.
     """
     slots = batch.slots
     greedy = states.temperature[batch.row_slots] <= 0

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Counter-based randomness: a number is a function of what it is for.
+"""Counter-based random numbers: each is a function of what it is used for.
 
 Every draw of the sampler is Philox4x32-10 (Salmon et al., "Parallel random numbers:
 as easy as 1, 2, 3", SC 2011) of the request's seed and the counter
 
     (position, denoising step, canvas index, purpose and block)
 
-so it depends on neither T, nor tile size, nor who shares the batch, and every rank
-computes the same number without communicating. Triton's ``tl.philox`` with the same
+so it does not depend on T, the tile size or the rest of the batch, and every rank
+computes the same number without communication. Triton's ``tl.philox`` with the same
 key and counter gives the same bits.
 """
 
@@ -23,7 +23,7 @@ _MASK = 0xFFFFFFFF
 _ROUND_A, _ROUND_B = 0xD2511F53, 0xCD9E8D57
 _KEY_A, _KEY_B = 0x9E3779B9, 0xBB67AE85
 _NUM_ROUNDS = 10
-# Values one Philox call yields.
+# Values per Philox call.
 LANES = 4
 
 
@@ -43,7 +43,7 @@ def philox4x32(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
     """Ten rounds of Philox on 32-bit words held in int64 tensors.
 
     Args:
-        counter: Four tensors of words in [0, 2**32), of one broadcastable shape.
+        counter: Four tensors of words in [0, 2**32), of broadcastable shapes.
         key: Two such tensors.
 
     Returns:
@@ -52,7 +52,7 @@ def philox4x32(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_NUM_ROUNDS):
-        # The 64-bit product wraps in int64, which leaves its bits right.
+        # The product may wrap in int64, but all its 64 bits are correct.
         product_a, product_b = c0 * _ROUND_A, c2 * _ROUND_B
         high_a, low_a = (product_a >> 32) & _MASK, product_a & _MASK
         high_b, low_b = (product_b >> 32) & _MASK, product_b & _MASK
@@ -63,11 +63,11 @@ def philox4x32(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
 
 @dataclass(frozen=True)
 class RowCounters:
-    """The counters of the rows of one denoising step, one canvas position a row.
+    """The counters of the rows of one denoising step, one canvas position per row.
 
     Attributes:
         seed: Request seed, any int64, ``[rows]``.
-        canvas_index: Canvases the request has committed before, ``[rows]`` int64.
+        canvas_index: Canvases the request has committed so far, ``[rows]`` int64.
         step: Denoising step within the canvas, ``[rows]`` int64.
         position: Position within the canvas, ``[rows]`` int64.
     """
@@ -97,11 +97,11 @@ class RowCounters:
         return torch.stack(philox4x32(counter, key), dim=-1).flatten(1)
 
     def uniform(self, purpose: Purpose) -> torch.Tensor:
-        """One number in (0, 1) a row, ``[rows]`` fp32."""
+        """One number in (0, 1) per row, ``[rows]`` fp32."""
         return self.uniform_blocks(purpose, 0, 1)[:, 0]
 
     def uniform_blocks(self, purpose: Purpose, first: int, num: int) -> torch.Tensor:
-        """One number in (0, 1) a row and vocabulary block.
+        """One number in (0, 1) per row and vocabulary block.
 
         Args:
             purpose: What the numbers decide.
@@ -116,7 +116,7 @@ class RowCounters:
         )
         skip = first % LANES
         bits = self._bits(purpose, groups)[:, skip : skip + num]
-        # 23 bits and a half: exact in fp32, and symmetric in (0, 1).
+        # 23 bits plus one half: exact in fp32, and symmetric in (0, 1).
         return ((bits >> 9).float() + 0.5) * 2.0**-23
 
     def token_ids(self, purpose: Purpose, vocab_size: int) -> torch.Tensor:

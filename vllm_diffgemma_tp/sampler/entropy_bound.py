@@ -21,11 +21,11 @@ def accept_mask(entropy: torch.Tensor, entropy_bound: float) -> torch.Tensor:
     bound on their mutual information; at least one position is always kept.
 
     Args:
-        entropy: ``[requests, canvas]`` fp32; +inf at positions to leave out.
+        entropy: ``[requests, canvas]`` fp32; +inf at excluded positions.
         entropy_bound: In nats.
     """
     ascending, order = entropy.sort(dim=-1, stable=True)
-    # At positions left out this is inf - inf = NaN, which is never within the bound.
+    # At excluded positions this is inf - inf = NaN, which is never within the bound.
     kept = ascending.cumsum(-1) - ascending <= entropy_bound
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
@@ -35,8 +35,8 @@ class StopRule:
     """When a canvas is finished.
 
     Attributes:
-        stability_threshold: Earlier steps whose argmax canvas must equal this one's.
-        confidence_threshold: Mean entropy in nats that must not be reached.
+        stability_threshold: Earlier steps that must have had the same argmax canvas.
+        confidence_threshold: The mean entropy in nats must be below this.
     """
 
     stability_threshold: int
@@ -53,9 +53,9 @@ class StopRule:
         """Consecutive steps that repeated the argmax canvas, this one included.
 
         Args:
-            argmax, previous: This step's and the last one's, ``[requests, canvas]``.
+            argmax, previous: Canvas of this step and the last, ``[requests, canvas]``.
             before: The count after the last step, ``[requests]``.
-            step: Steps done before this one; at 0 there is no last one.
+            step: Steps done before this one; at 0 there is no last step.
             valid: Positions that belong to the canvas, ``[requests, canvas]`` bool.
         """
         repeated = ((argmax == previous) | ~valid).all(dim=-1) & (step > 0)
@@ -64,7 +64,7 @@ class StopRule:
     def finished(
         self, stable_steps: torch.Tensor, entropy: torch.Tensor, valid: torch.Tensor
     ) -> torch.Tensor:
-        """Canvases both stable and confident, ``[requests]`` bool."""
+        """Canvases that are both stable and confident, ``[requests]`` bool."""
         total = torch.where(valid, entropy, 0.0).sum(-1)
         confident = total / valid.sum(-1) < self.confidence_threshold
         return (stable_steps >= self.stability_threshold) & confident

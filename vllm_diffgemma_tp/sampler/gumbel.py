@@ -2,14 +2,13 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """Exact sampling from a sharded softmax in one pass over the local logits.
 
-Two stages. Gumbel-max over the logarithms of the block masses picks a block, one random
-number a block; the id inside that block follows by inverse CDF from one more.
-P(block) P(id | block) is the softmax, whatever the blocks are.
+Gumbel-max over the log masses of the blocks picks a block, with one random number per
+block; one more random number picks the id inside that block by inverse CDF.
+P(block) P(id | block) is the softmax for any choice of blocks.
 
-Each rank keeps the weights of its best block so far and finds the id when its tiles are
-done, so only (Gumbel score, id) cross ranks: no logits are kept until the merge, and
-tiles add no collective. As blocks take part, and neither tiles nor ranks, the result
-depends on neither.
+Each rank keeps the weights of its best block so far and picks the id after its last
+tile, so ranks exchange only (Gumbel score, id): no logits are kept until the merge, and
+tiles add no collective. The result depends on neither tiles nor ranks, only on blocks.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ class BlockGumbelMax:
         self, layout: BlockLayout, first_id: int, counters: RowCounters
     ) -> None:
         """Args:
-        layout: Where this rank's blocks lie in the vocabulary.
-        first_id: Global token id of the rank's first column.
+        layout: How this rank's shard is cut into blocks.
+        first_id: Global token id of the rank's first local id.
         counters: The random counters of the rows.
         """
         uniform = counters.uniform_blocks(
@@ -39,7 +38,7 @@ class BlockGumbelMax:
         self._within = counters.uniform(Purpose.WITHIN_BLOCK)
         self._block_size = layout.block_size
         num_rows, device = len(uniform), uniform.device
-        # No block yet; a rank without mass stays so and loses to any other.
+        # No block yet. A rank without mass keeps these and loses to any other.
         self._score = torch.full((num_rows,), -torch.inf, device=device)
         self._block_id = torch.full((num_rows,), float(first_id), device=device)
         self._weights = torch.zeros(num_rows, layout.block_size, device=device)
@@ -48,10 +47,10 @@ class BlockGumbelMax:
         """Add the blocks of a tile.
 
         Args:
-            tile: Tiles come in the order of their ids: on equal scores the earlier
-                block wins.
-            first_block: Index of the tile's first block among the rank's.
-            first_id: Global token id of its first column.
+            tile: Tiles must come in id order, as on equal scores the earlier block
+                wins.
+            first_block: Index of the tile's first block on this rank.
+            first_id: Global token id of the tile's first column.
         """
         stats = tile.statistics
         gumbel = self._gumbel[:, first_block : first_block + stats.peak.shape[1]]
@@ -71,8 +70,8 @@ class BlockGumbelMax:
         target = self._within[:, None] * cumulative[:, -1:]
         offset = (cumulative <= target).sum(1, keepdim=True)
         offset = offset.clamp_max(self._block_size - 1)
-        # A cumulative sum added in parallel may step back by a rounding error onto an
-        # id without mass; the block's maximum always has some.
+        # Rounding in a parallel cumulative sum may select an id without mass. Then take
+        # the block's maximum, which always has mass.
         offset = torch.where(
             self._weights.gather(1, offset) > 0,
             offset,
@@ -82,7 +81,7 @@ class BlockGumbelMax:
 
 
 def winning_id(scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The id of the rank with the highest score, ``[rows]`` int64, of ``[T, rows]``.
+    """The id from the rank with the highest score: ``[T, rows]`` to ``[rows]`` int64.
 
     On equal scores the lower rank wins, which holds the lower ids.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Which token ids a request may take, and what is added to their logits.
+"""Which token ids a request allows, and what is added to their logits.
 
 ``allowed_token_ids``, ``bad_words`` of one token, ``logit_bias`` and
-``diffusion_constrained``, as vLLM's own sampler has them.
+``diffusion_constrained``, as in vLLM's own sampler.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 
 from vllm_diffgemma_tp.vocab_shard import VocabShard
 
-# Up to this many allowed ids are projected by themselves, from gathered rows of the
-# output projection: 5.5 MiB of them at the released model's width in bf16.
+# With at most this many allowed ids only those are projected, from gathered rows of the
+# output projection: 5.5 MiB at the released model's width in bf16.
 MAX_SPARSE_IDS = 1024
 
 
 @dataclass(frozen=True)
 class LogitBias:
-    """The bias of one request, in global token ids; replicated.
+    """The bias of one request, in global token ids; the same on every rank.
 
     Attributes:
-        allowed: The only ids the answer may hold, rising; None for all.
-        banned: Ids it must not hold.
+        allowed: The only ids the answer may contain, ascending; None for all ids.
+        banned: Ids it must not contain.
         bias: (id, nats) pairs, added to logits after the softcap.
     """
 
@@ -39,23 +39,23 @@ class LogitBias:
 
     @functools.cached_property
     def _hash(self) -> int:
-        # A step looks them up, and they may name all ids of the vocabulary.
+        # Looked up in every step, and it may name every id of the vocabulary.
         return hash((self.allowed, self.banned, self.bias))
 
     @property
     def is_sparse(self) -> bool:
-        """Whether so few ids are allowed that only they are projected, at any T."""
+        """Whether so few ids are allowed that only these are projected, at any T."""
         return self.allowed is not None and len(self.allowed) <= MAX_SPARSE_IDS
 
 
 @dataclass(frozen=True)
 class LocalLogitBias:
-    """The part of a request's bias that falls on one rank's ids.
+    """The part of a request's bias that applies to one rank's ids.
 
     Attributes:
-        columns: Local ids to project, rising; None for all of them.
-        masked: Which of those columns are left out, ``[columns]`` bool; None for none.
-        bias: What is added to them, ``[columns]`` fp32; None for nothing.
+        columns: Local ids to project, ascending; None for all of them.
+        masked: Which of those columns are excluded, ``[columns]`` bool, or None.
+        bias: Added to their logits, ``[columns]`` fp32, or None.
     """
 
     columns: list[int] | None = None

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What logprobs report of a row, merged from the ranks' own columns.
+"""Logprobs of a row, merged from the ranks' vocab shards.
 
-A score and its id travel as one int64: the score's ordered key above, below it the id
-counted down from 2^32 - 1. These entries are all different and sort as they should, the
-higher score first and among equals the lower id, so the top of the ranks' tops is the
-top of the vocabulary, whatever sorts it.
+A score and its id are gathered as one int64: the score's ordered key in the upper half,
+2^32 - 1 minus the id in the lower. No two entries are equal, and a larger entry has the
+higher score or, on ties, the lower id. So the top of the ranks' tops is the top of the
+vocabulary, whichever sort is used.
 
-The normaliser is a sum of integers for the reason given in ``filters``: logprobs are
-bit for bit the same at any T.
+The normalizer is a sum of integers (see ``fixed_point``), so logprobs are bit for bit
+the same at any T.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from vllm_diffgemma_tp.sampler.fixed_point import (
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard, gather_ranks
 
 _LAST_ID = 2**32 - 1
-# Below the entry of any score, -inf included.
+# Less than the entry of any score, -inf included.
 _NO_ENTRY = -(2**63)
 
 
 @dataclass(frozen=True)
 class TopScores:
-    """What there is to report of each row, the same on every rank.
+    """What to report for each row, the same on every rank.
 
     Attributes:
         chosen_score: The score of the chosen id, ``[rows]`` fp32.
         chosen_rank: Number of ids that score as high or higher, ``[rows]`` int64.
-        top_ids: The ids of the n highest scores, falling; lower ids first on ties,
+        top_ids: The ids of the n highest scores, descending; lower ids first on ties,
             ``[rows, n]`` int64.
         top_scores: Their scores, ``[rows, n]`` fp32.
         given_scores: The scores of the given ids, in their order, ``[rows, given]``
@@ -63,7 +63,7 @@ class TopScores:
         shard: VocabShard,
         collectives: ShardCollectives,
     ) -> TopScores:
-        """Measure and merge; two all-gathers at T > 1.
+        """Compute and merge; two all-gathers at T > 1.
 
         Args:
             scores: Scores of the local ids, ``[rows, shard.num_rows]`` fp32, -inf where
@@ -71,8 +71,8 @@ class TopScores:
             chosen: The id to rank in each row, ``[rows]`` int64; the same on every
                 rank.
             num_top: n, in [0, vocab_size]; the same on every rank.
-            given_ids: Token ids of the vocabulary, ``[given]`` int64; the same on every
-                rank.
+            given_ids: Token ids to report scores of, ``[given]`` int64; the same on
+                every rank.
             shard: The token ids this rank owns.
             collectives: Of the tensor-parallel group.
         """
@@ -81,7 +81,7 @@ class TopScores:
         named = torch.cat((chosen[:, None], given_ids.expand(len(scores), -1)), dim=1)
         position = named - shard.start
         is_owned = (position >= 0) & (position < shard.num_rows)
-        # Others' ids are read in the last column, which holds no entry.
+        # Ids of other ranks read the last column, which holds no entry.
         position = position.where(is_owned, shard.rows_per_rank)
         packed = torch.cat(
             (entries.topk(width).values, entries.gather(1, position)), dim=1
@@ -108,12 +108,12 @@ class TopScores:
 
     def logprobs(self, scores: torch.Tensor) -> torch.Tensor:
         """Scores of these rows, ``[rows, n]`` fp32, as log-probabilities in nats."""
-        # Rounded once: in fp32 a logprob of -20 is itself known to 2e-6 only.
+        # Rounded only once: fp32 holds a logprob of -20 only to 2e-6.
         return (scores.double() - self.log_normalizer[:, None]).float()
 
 
 def _entries(scores: torch.Tensor, shard: VocabShard) -> torch.Tensor:
-    """``[rows, rows_per_rank + 1]`` int64; no entry behind the local ids."""
+    """``[rows, rows_per_rank + 1]`` int64; ``_NO_ENTRY`` after the local ids."""
     entries = scores.new_full(
         (len(scores), shard.rows_per_rank + 1), _NO_ENTRY, dtype=torch.int64
     )

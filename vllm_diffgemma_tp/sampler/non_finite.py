@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""A request whose logits were not finite: what is said of it, and how it is sent.
+"""A request whose logits were not finite: what is reported, and how it is encoded.
 
-The sampler's output has one integer a request for NaNs, which vLLM carries from the
-worker to the scheduler. Here it says where they were seen first, and when.
+vLLM passes one integer per request, a count of NaNs, from the worker to the scheduler.
+Here it encodes where non-finite logits were first seen, and when.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _RANKS, _STEPS = 2**12, 2**20
 
 @dataclass(frozen=True)
 class NonFiniteLogits:
-    """Logits that were not finite.
+    """Where and when logits were not finite.
 
     Attributes:
         rank: The first rank that had them.
-        step: Denoising steps done before in the canvas.
-        canvas: Canvases committed before.
+        step: Denoising steps of the canvas before this one.
+        canvas: Canvases committed before this one.
     """
 
     rank: int
@@ -33,13 +33,13 @@ class NonFiniteLogits:
     def encode(
         rank: torch.Tensor, step: torch.Tensor, canvas: torch.Tensor
     ) -> torch.Tensor:
-        """One int64 a request, 0 where ``rank`` is -1; all ``[requests]`` int64."""
+        """One int64 per request, 0 where ``rank`` is -1; all ``[requests]`` int64."""
         code = (canvas * _STEPS + step.clamp_max(_STEPS - 1)) * _RANKS + rank + 1
         return torch.where(rank >= 0, code, 0)
 
     @classmethod
     def decode(cls, code: int) -> NonFiniteLogits:
-        """Of a positive number that ``encode`` made."""
+        """The inverse of ``encode``, for a positive code."""
         rest, rank = divmod(code - 1, _RANKS)
         canvas, step = divmod(rest, _STEPS)
         return cls(rank, step, canvas)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The denoising schedule a checkpoint comes with."""
+"""The denoising schedule of a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _REQUIRED = ("t_min", "t_max", "stability_threshold", "confidence_threshold")
 
 @dataclass(frozen=True)
 class DenoisingSchedule:
-    """The model's generation config, as far as the sampler goes.
+    """The part of the model's generation config that the sampler uses.
 
     Attributes:
-        max_steps: Denoising steps the temperature schedule is laid out for.
-        t_min: Temperature the schedule ends at.
+        max_steps: Denoising steps that the temperature schedule spans.
+        t_min: Temperature at the end of the schedule.
         t_max: Temperature of the first step.
         entropy_bound: In nats; see ``accept_mask``.
         stop: When a canvas is finished.
@@ -76,11 +76,11 @@ class DenoisingSchedule:
     def temperature(self, step: torch.Tensor) -> torch.Tensor:
         """Temperature of the given denoising steps, fp32.
 
-        Linear in the steps that remain: ``t_max`` at step 0, and ``t_min`` would be
-        reached where none remains.
+        Linear in the number of remaining steps: ``t_max`` at step 0, and ``t_min`` only
+        when none would remain.
 
         Args:
-            step: Steps done before, in [0, max_steps), any shape.
+            step: Steps done so far, in [0, max_steps), any shape.
         """
         remaining = (self.max_steps - step.float()).clamp_min(1.0)
         return self.t_min + (self.t_max - self.t_min) * (remaining / self.max_steps)

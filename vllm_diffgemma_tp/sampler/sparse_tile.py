@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """The tile of a request with few ``allowed_token_ids``: only these have scores.
 
-It gives what ``TorchTile`` gives for scores that are -inf everywhere else, at a cost
-in proportion to the allowed ids, in arithmetic and in rows of the table.
+Equivalent to ``TorchTile`` with scores of -inf everywhere else, but the arithmetic and
+the table rows read are proportional to the number of allowed ids.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class SparseTile:
         first_id: int,
     ) -> None:
         """Args:
-        x: Scores over temperature of all ``columns``, ``[rows, columns]`` fp32.
-        columns: Local ids that are allowed, rising.
-        ids: The tile's ids, from a multiple of ``block_size`` on.
-        block_size: Ids a block.
-        dtype: Of the probabilities.
+        x: Scores, divided by temperature, of all ``columns``, ``[rows, columns]`` fp32.
+        columns: Local ids that are allowed, ascending.
+        ids: The tile's local ids, starting at a multiple of ``block_size``.
+        block_size: Ids per block.
+        dtype: Dtype of the probabilities.
         first_id: Global token id of the rank's first local id.
         """
         first = bisect_left(columns, ids.start)
@@ -44,14 +44,14 @@ class SparseTile:
             dtype=torch.int64,
             device=device,
         )
-        # Blocks that hold scores, and the columns of each; padded to the fullest with
-        # a column that does not exist.
+        # The columns of each block that has any, padded to the longest with a column
+        # whose score is -inf.
         members: dict[int, list[int]] = {}
         for column, local_id in enumerate(columns[first:last]):
             members.setdefault((local_id - ids.start) // block_size, []).append(column)
         width = max(map(len, members.values()), default=1)
-        none = last - first
-        grid = [held + [none] * (width - len(held)) for held in members.values()]
+        padding = last - first
+        grid = [block + [padding] * (width - len(block)) for block in members.values()]
         within = [(i - ids.start) % block_size for i in columns[first:last]] + [0]
         self._grid = torch.tensor(grid, dtype=torch.int64, device=device).view(
             -1, width
@@ -66,7 +66,7 @@ class SparseTile:
         scores = torch.nn.functional.pad(self._x, (0, 1), value=-torch.inf)
         scores = scores[:, self._grid]
         peak = scores.amax(-1)
-        # Ids of a block rise along the grid: the first of equal maxima is the lowest.
+        # Ids of a block ascend along the grid: the first of equal maxima is the lowest.
         best = (scores == peak[..., None]).to(torch.uint8).argmax(-1)
         offset = self._within.expand(num_rows, -1, -1).gather(2, best[..., None])[
             ..., 0
@@ -94,7 +94,7 @@ class SparseTile:
         rows = torch.arange(len(block), device=block.device)
         weights = self._weights[rows, position.clamp_min(0)]
         weights = torch.where(position[:, None] >= 0, weights, 0.0)
-        # Padding adds 0 to the first id.
+        # Padding adds 0 to the block's first id.
         return whole.scatter_add_(1, self._within[position.clamp_min(0)], weights)
 
     def probs(self, reference: torch.Tensor) -> torch.Tensor:

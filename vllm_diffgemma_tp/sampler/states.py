@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Per-request denoising state, in slots as vLLM's ``RequestState`` keeps them.
+"""Per-request denoising state, in the same slots as vLLM's ``RequestState``.
 
 Every tensor is a function of replicated inputs, so the ranks' copies stay equal
-without being synchronised.
+without synchronization.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from vllm_diffgemma_tp.sampler.counter_rng import Purpose, RowCounters
 from vllm_diffgemma_tp.sampler.logit_bias import LogitBias
 
-# Seeds kept of requests that left a slot. The runner removes preempted requests like
-# finished ones, and a resumed request must find its seed again.
+# Seeds kept for requests that left their slot. The model runner removes preempted
+# requests like finished ones, and a resumed request must get the same seed.
 _REMEMBERED_SEEDS = 65536
 _GREEDY_SEED = 0
 
@@ -26,17 +26,16 @@ _GREEDY_SEED = 0
 class RequestSeeds:
     """Which seed a request draws from.
 
-    A request without one gets a seed from the engine's and its order of arrival:
+    A request without one gets a seed made from the engine's and its order of arrival:
     equal on all ranks, never shared by two requests of any replica, and kept across
-    preemption.
-    Greedy ones share a seed: what they still draw is where noise goes, and the same
-    request must be answered the same.
+    preemption. Greedy requests share a seed: they still draw noise, and the same
+    request must get the same answer.
     """
 
     def __init__(self, engine_seed: int, replica: int = 0) -> None:
         """Args:
-        engine_seed: The engine's; replicas of data parallelism have the same.
-        replica: Which of them this is.
+        engine_seed: The engine's seed, the same on all data-parallel replicas.
+        replica: Index of this replica.
         """
         self._engine_seed = engine_seed
         self._replica = replica
@@ -61,14 +60,14 @@ class RequestSeeds:
 
 
 def _mix(engine_seed: int, arrival: int, replica: int) -> int:
-    """One int64 of the three, well apart for neighbouring arguments."""
+    """Mix the three into one int64, unrelated for neighbouring arguments."""
     entropy = np.random.SeedSequence((engine_seed & (2**64 - 1), arrival, replica))
     return int(entropy.generate_state(1, np.uint64).view(np.int64)[0])
 
 
 @dataclass
 class CanvasOptions:
-    """What a request may ask of its canvases (vllm#57250).
+    """A request's canvas options (vllm#57250).
 
     Attributes:
         width: Positions of a canvas; the rest of the slot is unused.
@@ -76,11 +75,11 @@ class CanvasOptions:
         seed_canvas: Token ids to start from instead of random ones, ``width`` of them.
         pinned: Positions that keep their seed token.
         read_only: Emit on convergence and skip the commit pass.
-        temperature: Multiplies the schedule's; 0 is greedy, on the schedule itself.
-        min_p: Least probability an id needs, relative to the most probable one.
-        top_k: Most probable ids that are kept; 0 keeps all.
-        top_p: Least mass of the most probable ids that are kept; 1 keeps all.
-        logit_bias: Ids the answer may hold, and what is added to their logits.
+        temperature: Multiplies the schedule's; 0 is greedy, with the schedule's own.
+        min_p: Minimum probability of an id, relative to the most probable one.
+        top_k: Number of most probable ids to keep; 0 keeps all.
+        top_p: Minimum total mass of the most probable ids to keep; 1 keeps all.
+        logit_bias: Ids the answer may contain, and what is added to their logits.
     """
 
     width: int
@@ -110,15 +109,15 @@ class CanvasStates:
             return torch.zeros(max_num_reqs, *shape, dtype=dtype, device=device)
 
         self.canvas_length = canvas_length
-        # The encoder phase: prompt chunks, and the pass that commits a canvas. Read by
-        # vLLM's prepare_attn, which makes its attention causal.
+        # The encoder phase: prompt chunks, and the pass that commits a canvas. vLLM's
+        # prepare_attn reads it and makes the attention causal.
         self.is_encoder_phase = zeros(dtype=torch.bool)
         self.canvas = zeros(canvas_length, dtype=torch.int64)
         # What a commit emits: the best guess, not the noised canvas.
         self.argmax_canvas = zeros(canvas_length, dtype=torch.int64)
         self.step = zeros(dtype=torch.int64)
         self.stable_steps = zeros(dtype=torch.int64)
-        # Most positions of the canvas that one of its steps has seen.
+        # The largest number of positions that any step of this canvas has seen.
         self.widest = zeros(dtype=torch.int64)
         self.canvas_index = zeros(dtype=torch.int64)
         self.seed = zeros(dtype=torch.int64)
@@ -128,11 +127,11 @@ class CanvasStates:
         self.pinned = zeros(canvas_length, dtype=torch.bool)
         self.read_only = zeros(dtype=torch.bool)
         self.temperature = zeros(dtype=torch.float32)
-        # [max_num_reqs, canvas, hidden]: what self-conditioning reads next step, zero
-        # for a slot that does not denoise next.
+        # [max_num_reqs, canvas, hidden]: what self-conditioning reads in the next
+        # step; zero for slots that do not denoise in it.
         self.soft_embedding = zeros(canvas_length, hidden_size, dtype=dtype)
         self.options: dict[int, CanvasOptions] = {}
-        # For messages.
+        # For logs and error messages.
         self.request_ids: dict[int, str] = {}
 
     def add_request(self, slot: int, seed: int, canvas_index: int) -> None:
@@ -180,13 +179,13 @@ class CanvasStates:
         positions: torch.Tensor,
         feeds_back: torch.Tensor,
     ) -> None:
-        """Keep what self-conditioning reads in the next step.
+        """Store what self-conditioning reads in the next step.
 
         Args:
             soft_embedding: ``[rows, hidden]``.
-            row_slots, positions: Where each row belongs, ``[rows]`` int64.
-            feeds_back: Rows that the next step reads, ``[rows]`` bool; the others get
-                a zero.
+            row_slots, positions: Slot and position of each row, ``[rows]`` int64.
+            feeds_back: Rows that the next step reads, ``[rows]`` bool; the others are
+                set to zero.
         """
         self.soft_embedding[row_slots, positions] = torch.where(
             feeds_back[:, None], soft_embedding, 0

@@ -2,11 +2,11 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """One tile of scores, x = softcap(logits) / temperature, in plain torch.
 
-A tile is some rows by some consecutive local ids. It gives three things: statistics
-of its vocabulary blocks, the weights of one block a row to sample from, and
-probabilities relative to a reference. ``triton_tile`` gives the same on a GPU, in one
-read of the logits each. Here the passes run in place over fp32 scratch, which a tile
-is small enough to keep in the processor's cache.
+A tile is some rows by some consecutive local ids. It provides three things: statistics
+of its vocabulary blocks, the weights of one block per row to sample from, and
+probabilities relative to a reference. ``triton_tile`` provides the same on a GPU, each
+with one read of the logits. Here the passes run in place over fp32 scratch; a tile is
+small enough to stay in the CPU cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 # A temperature of 0 is greedy: differences of logits become so large that only exact
 # ties keep any mass, and everything stays finite.
 MIN_TEMPERATURE = 1e-10
-# exp of it is 0 in fp32, and unlike -inf it can be multiplied by that 0.
+# Its exp is 0 in fp32 and, unlike -inf, it can be multiplied by that 0.
 _NO_MASS = -200.0
 
 Scratch = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
@@ -32,7 +32,7 @@ class TileStatistics:
 
     Attributes:
         peak: m_b, the block's maximum, fp32; -inf for a block without mass.
-        offset: The lowest position in the block that attains it, int64.
+        offset: The lowest position in the block with that maximum, int64.
         mass: Sum of exp(x - m_b), fp32; 0 for a block without mass.
         moment: Sum of (x - m_b) exp(x - m_b), fp32.
     """
@@ -44,11 +44,11 @@ class TileStatistics:
 
 
 class Tile(Protocol):
-    """What the vocabulary step asks of a tile, in this order.
+    """What the vocab step reads from a tile, in this order.
 
     Attributes:
-        statistics: Of its blocks.
-        token_ids: The global ids that ``probs`` is of, ``[columns]`` int64; None for
+        statistics: Statistics of its blocks.
+        token_ids: Global ids of the columns of ``probs``, ``[columns]`` int64; None for
             all ids of the tile.
     """
 
@@ -56,7 +56,7 @@ class Tile(Protocol):
     token_ids: torch.Tensor | None
 
     def block_weights(self, block: torch.Tensor) -> torch.Tensor:
-        """exp(x - m_b) of one block a row.
+        """exp(x - m_b) of one block per row.
 
         Args:
             block: Index of the block in the tile, ``[rows]`` int64.
@@ -68,10 +68,10 @@ class Tile(Protocol):
     def probs(self, reference: torch.Tensor) -> torch.Tensor:
         """exp(x - reference), ``[rows, columns]`` in the dtype of the logits.
 
-        The last thing a tile gives: it is written over the logits.
+        Call it last: it overwrites the logits.
 
         Args:
-            reference: Finite, and not below any x of the row, ``[rows]`` fp32.
+            reference: Finite, and at least every x of the row, ``[rows]`` fp32.
         """
 
 
@@ -92,12 +92,12 @@ class TorchTile:
     ) -> None:
         """Args:
         logits: Before the softcap, ``[rows, ids]`` in any float dtype.
-        softcap: c in c tanh(logits / c), taken in fp32; None for no softcap.
+        softcap: c in c tanh(logits / c), computed in fp32; None for no softcap.
         temperature: ``[rows]`` fp32, 0 for greedy.
-        block_size: Ids a block; the last block of a tile may be short.
-        excluded: Which ids a row must not take, ``[rows, ids]`` bool; None for none.
-        scratch: Given rows and ids, two fp32 buffers of that shape.
-        bias: Added after the softcap, ``[ids]`` fp32; None for nothing.
+        block_size: Ids per block; the last block of a tile may be short.
+        excluded: Ids that each row excludes, ``[rows, ids]`` bool, or None.
+        scratch: Given a number of rows and of ids, two fp32 buffers of that shape.
+        bias: Added after the softcap, ``[ids]`` fp32, or None.
         """
         num_rows, num_ids = logits.shape
         num_blocks = max(1, -(-num_ids // block_size))
@@ -108,7 +108,7 @@ class TorchTile:
             scores.mul_(scale)
         else:
             # c tanh(z / c) = 2c sigmoid(2z / c) - c, within two units in the last place
-            # of c. A CPU's tanh alone takes as long as everything else here.
+            # of c. On a CPU tanh alone takes as long as everything else here.
             scale = scale * softcap
             scores.mul_(2 / softcap).sigmoid_().mul_(2 * scale).sub_(scale)
         if bias is not None:
@@ -145,15 +145,15 @@ class TorchTile:
 def _lowest_offset(
     x: torch.Tensor, peak: torch.Tensor, scratch: torch.Tensor
 ) -> torch.Tensor:
-    """Where each block first attains its peak, ``[rows, blocks]`` int64.
+    """The first position of each block's peak, ``[rows, blocks]`` int64.
 
-    Vectorized passes; a CPU's argmax goes id by id.
+    In vectorized passes, as argmax on a CPU goes id by id.
     """
     size = x.shape[-1]
     offsets = torch.arange(size, dtype=torch.float32, device=x.device)
     none = offsets.new_tensor(size)
     torch.where(x == peak[..., None], offsets, none, out=scratch)
-    # A block with NaN has no peak to find.
+    # In a block with NaN no id equals the peak.
     return scratch.amin(dim=-1).clamp_max(size - 1).long()
 
 
@@ -164,5 +164,5 @@ def softcapped(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
 
 
 def finite_or_zero(peak: torch.Tensor) -> torch.Tensor:
-    """A maximum safe to subtract: -inf - -inf would be NaN where nothing has mass."""
+    """A maximum that is safe to subtract: without mass -inf - -inf would be NaN."""
     return torch.where(peak == -torch.inf, 0.0, peak)

@@ -2,16 +2,15 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """Min-p, top-k and top-p over a sharded vocabulary, without a full-width row.
 
-All ask for one number a row, the smallest logit that stays. Min-p's follows from the
-row's maximum. Top-k's and top-p's are found by radix selection: logits become integers
-of the same order, and each pass counts, for the next 8 bits, how much lies in each of
-256 bins. Ranks exchange these histograms ([rows, 258] int64 each), add them up and
-follow the same digits, so four passes end at the same threshold on every rank. Top-k
-counts ids; top-p counts probability.
+Each needs one number per row, the smallest logit that is kept. For min-p it follows
+from the row's maximum. Top-k and top-p find it by radix selection: logits become
+integers of the same order, and each pass makes a histogram of the next 8 bits. Ranks
+exchange these histograms ([rows, 258] int64 each), add them up and select the same
+digits, so after four passes every rank has the same threshold. Top-k counts ids; top-p
+adds up probability.
 
-Probabilities are added as integers. A sum of floats depends on its order, hence on T,
-and a last bit decides whether an id at the edge of top-p stays. Integers add up to the
-same number in any order, on any number of ranks, in any kernel.
+Probabilities are added as integers (see ``fixed_point``): a sum of floats would depend
+on T, and its last bit decides whether an id at the edge of top-p is kept.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ def excluded_by_filters(
     collectives: ShardCollectives,
     min_p: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Which local ids min-p, top-k and top-p leave out, exact and the same at any T.
+    """Which local ids min-p, top-k and top-p exclude; exact, the same at any T.
 
-    In this order, each among what is left. Min-p drops ids less than ``min_p`` times as
-    probable as the most probable one. Then as vLLM's ``apply_top_k_top_p_pytorch``
-    defines it: top-k keeps every id that ties
-    with the k-th largest. Top-p then drops the least probable ids, among equals the
-    lowest first, as long as the probability dropped is at most 1 - p; one id stays.
+    Applied in this order, each to what the previous one keeps. Min-p drops ids less
+    than ``min_p`` times as probable as the most probable one. Top-k and top-p are those
+    of vLLM's ``apply_top_k_top_p_pytorch``: top-k keeps every id that ties with the
+    k-th largest. Top-p drops the least probable ids, the lowest id first on ties, as
+    long as the dropped probability is at most 1 - p; at least one id is kept.
 
     Args:
         logits: Logits of the local ids, ``[rows, shard.num_rows]`` fp32, rows > 0.
-        top_k: ``[rows]`` int in [1, vocab_size], which keeps all; None for no top-k.
+        top_k: ``[rows]`` int >= 1, where vocab_size keeps all; None for no top-k.
         top_p: ``[rows]`` fp32 in (0, 1], where 1 keeps all; None for no top-p.
         shard: The token ids this rank owns.
         collectives: Of the tensor-parallel group. At T > 1 one all-gather for min-p,
@@ -60,8 +59,8 @@ def excluded_by_filters(
         min_p: ``[rows]`` fp32 in [0, 1], where 0 keeps all; None for no min-p.
 
     Returns:
-        ``[rows, shard.num_rows]`` bool, True for ids left out. Ids whose logit is NaN
-        or +inf are never left out. Needs up to 24 more bytes a local id on the way.
+        ``[rows, shard.num_rows]`` bool, True for excluded ids. Ids whose logit is NaN
+        or +inf are never excluded. Needs up to 24 temporary bytes per row and local id.
     """
     keys = ordered_keys(logits)
     excluded = torch.zeros_like(keys, dtype=torch.bool)
@@ -81,7 +80,7 @@ def excluded_by_filters(
         masses.masked_fill_(excluded, 0)
         tail = _below_top_p(keys, masses, peak, top_p[:, None], shard, collectives)
         excluded |= tail & (top_p < 1)[:, None]
-    # A number that is not finite must reach the check that reports it.
+    # Non-finite logits must reach the check that reports them.
     return excluded & (logits < torch.inf)
 
 
@@ -96,17 +95,17 @@ def _below_top_p(
     """Which local ids top-p drops; ``peak`` and ``top_p`` are ``[rows, 1]``."""
 
     def mass_kept(total: torch.Tensor) -> torch.Tensor:
-        # 1 - p in fp32, as vLLM rounds it; it is 1 for tiny p, and one id must stay.
+        # 1 - p in fp32, as vLLM rounds it; it is 1 for tiny p, and one id must be kept.
         droppable = ((1 - top_p).double() * total.double()).long()
         return total - droppable.clamp(max=total - 1)
 
     edge = _select(keys, masses, mass_kept, shard, collectives)
-    # All ids at the edge weigh the same, so a rank's weight there tells their number.
+    # All ids at the edge have the same mass, so a rank's mass there gives their number.
     unit = fixed_point_masses(key_values(edge.key), peak, shard.vocab_size).clamp(min=1)
     tied = edge.tied // unit
     dropped = tied.sum(0) - (edge.missing + unit - 1) // unit
     at_edge = keys == edge.key
-    # Lower ids go first: those of lower ranks, then those of this rank from the left.
+    # Lower ids are dropped first: those of lower ranks, then this rank's in id order.
     order = at_edge.cumsum(1, dtype=torch.int32)
     return (keys < edge.key) | (
         at_edge & (order <= dropped - tied[: shard.rank].sum(0))
@@ -114,12 +113,12 @@ def _below_top_p(
 
 
 class _Selected(NamedTuple):
-    """Where the weight of the largest keys, added up from the top, reaches its goal.
+    """Where the sum of weights, from the largest key down, reaches the goal.
 
     Attributes:
-        key: The largest key such that it and those above weigh enough, ``[rows, 1]``.
-        missing: What those above lack to the goal, ``[rows, 1]``; at least 1.
-        tied: The weight each rank's ids have at the key, ``[T, rows, 1]``.
+        key: The largest key at which the sum reaches the goal, ``[rows, 1]``.
+        missing: The goal minus the sum of all larger keys, ``[rows, 1]``; at least 1.
+        tied: The weight of each rank's ids at the key, ``[T, rows, 1]``.
     """
 
     key: torch.Tensor
@@ -138,7 +137,7 @@ def _select(
 
     Args:
         keys: ``[rows, num_rows]`` int32.
-        weights: As ``keys``, int64, not negative.
+        weights: Same shape, int64, non-negative.
         goal_of: The goal of each row, in [1, total], from its total weight; both
             ``[rows, 1]`` int64.
     """
@@ -146,7 +145,7 @@ def _select(
     bins = torch.empty_like(keys, dtype=torch.int64)
     goal: torch.Tensor | None = None
     for shift in range(32 - _DIGIT_BITS, -1, -_DIGIT_BITS):
-        # Bins 1 to 256 divide the window from `low` on; 0 and 257 lie outside it.
+        # Bins 1 to 256 divide the window that starts at `low`; 0 and 257 are outside.
         torch.sub(keys, low, out=bins)
         bins.bitwise_right_shift_(shift).add_(1).clamp_(0, _DIGITS + 1)
         histogram = low.new_zeros(len(keys), _DIGITS + 2).scatter_add_(1, bins, weights)
@@ -154,7 +153,7 @@ def _select(
         reached = by_rank.sum(0).flip(1).cumsum(1).flip(1)
         if goal is None:
             goal = goal_of(reached[:, :1])
-        # Rows with NaN weigh nothing sensible, and may reach the goal nowhere.
+        # The weights of rows with NaN are meaningless and may never reach the goal.
         chosen = (reached >= goal).sum(1, keepdim=True).sub_(1).clamp_(1, _DIGITS)
         low = low + ((chosen - 1) << shift)
     assert goal is not None

@@ -2,17 +2,16 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """One tile of scores, x = softcap(logits) / temperature, on a GPU.
 
-The same as ``TorchTile`` of ``tile``, which holds the arithmetic in plain torch. Here
-no x is ever stored: each pass reads the logits once, in the dtype they came in, and
-forms x in registers.
+The same as ``tile.TorchTile``, which has the arithmetic in plain torch. Here x is never
+stored: each pass reads the logits once, in their own dtype, and forms x in registers.
 
-Both kernels must find the very same x, because at a temperature of 0 its last bit is
-worth thousands of nats. So they share ``_load_scores``, and both are launched with
-``enable_fp_fusion=False``: contracted into one multiply-add, x - peak would keep bits
-that the peak was rounded without, and exp of it could overflow.
+Both kernels must compute exactly the same x, because at a temperature of 0 its last bit
+is worth thousands of nats. So they share ``_load_scores``, and both are launched with
+``enable_fp_fusion=False``: fused into one multiply-add, x - peak would keep bits that
+were rounded away in the peak, and its exp could overflow.
 """
 
-# Kernels are typed by Triton when they are launched.
+# Triton types the kernels at launch.
 # mypy: allow-untyped-defs
 
 import torch
@@ -34,11 +33,11 @@ _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 def _tanh(y):
     """tanh in fp32, without libdevice, which the interpreter lacks.
 
-    Near 0, where 1 - 2e / (1 + e) would cancel, the odd polynomial of Cephes' tanhf.
+    Near 0, where 1 - 2e / (1 + e) would cancel, it is Cephes' odd polynomial for tanhf.
     """
     # Measured in the interpreter for |logit| <= 100 and softcap 30: the capped logit is
-    # within 3.8e-6 of torch.tanh's, and within 2.3e-7 of it relatively. Simulated with
-    # the exponential and the division both 2 ulp off, as PTX allows: within 7.7e-6.
+    # within 3.8e-6 of torch.tanh's (2.3e-7 relative). Simulated with the exponential
+    # and the division both 2 ulp off, as PTX allows: within 7.7e-6.
     z = y * y
     series = tl.fma(z, -5.70498872745e-3, 2.06390887954e-2)
     series = tl.fma(z, series, -5.37397155531e-2)
@@ -93,13 +92,7 @@ def _statistics_kernel(
     offset_ptr,
     mass_ptr,
     moment_ptr,
-    logits_ptr,
-    logits_stride,
-    excluded_ptr,
-    excluded_stride,
-    bias_ptr,
-    temperature_ptr,
-    softcap,
+    source,  # The first arguments of _load_scores.
     num_ids,
     BLOCK_SIZE: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -114,27 +107,16 @@ def _statistics_kernel(
     mass = 0.0
     moment = 0.0
     for start in range(0, BLOCK_SIZE, CHUNK):
-        x = _load_scores(
-            logits_ptr,
-            logits_stride,
-            excluded_ptr,
-            excluded_stride,
-            bias_ptr,
-            temperature_ptr,
-            softcap,
-            row,
-            block * BLOCK_SIZE + start + lanes,
-            num_ids,
-        )
-        # Strictly greater: of equal maxima the first chunk's is the lowest id.
+        x = _load_scores(*source, row, block * BLOCK_SIZE + start + lanes, num_ids)
+        # Strictly greater: of equal maxima the first has the lowest id.
         chunk_peak = tl.max(x, axis=0)
         lowest = tl.min(tl.where(x == chunk_peak, lanes, CHUNK), axis=0)
         higher = chunk_peak > peak
         offset = tl.where(higher, start + lowest, offset)
         new_peak = tl.where(higher, chunk_peak, peak)
 
-        # What came before, in units of the new maximum. Nothing came before a first
-        # mass, and -inf - -inf would make it NaN.
+        # Rescale the sums so far to the new maximum. Before the first mass there is
+        # nothing to rescale, and -inf - -inf would be NaN.
         shift = tl.where(peak == -float("inf"), 0.0, peak - new_peak)
         decay = tl.exp(shift)
         moment = decay * (moment + shift * mass)
@@ -147,7 +129,7 @@ def _statistics_kernel(
         # -inf * 0 would be NaN.
         moment += tl.sum(tl.where(weights == 0.0, 0.0, shifted * weights), axis=0)
 
-    # A maximum passes over NaN, a sum does not.
+    # A maximum ignores NaN, a sum does not.
     peak = tl.where(mass == mass, peak, mass)
     entry = row * tl.num_programs(1) + block
     tl.store(peak_ptr + entry, peak)
@@ -160,13 +142,7 @@ def _statistics_kernel(
 def _probs_kernel(
     probs_ptr,
     probs_stride,
-    logits_ptr,
-    logits_stride,
-    excluded_ptr,
-    excluded_stride,
-    bias_ptr,
-    temperature_ptr,
-    softcap,
+    source,
     reference_ptr,
     block_ptr,
     num_ids,
@@ -174,28 +150,17 @@ def _probs_kernel(
     BLOCK_SIZE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """exp(x - reference) of ``width`` ids a row, 0 for an id without mass.
+    """exp(x - reference) of ``width`` ids per row, 0 for an id without mass.
 
-    From the first id of the row's block, or of the row where there is no ``block_ptr``.
-    Grid (rows, chunks). May write over the logits: no other program reads its ids.
+    Starts at the row's block, or at its first id if ``block_ptr`` is None. Grid (rows,
+    chunks). May overwrite the logits: each program reads only the ids it writes.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     ids = columns
     if block_ptr is not None:
         ids = columns + tl.load(block_ptr + row) * BLOCK_SIZE
-    x = _load_scores(
-        logits_ptr,
-        logits_stride,
-        excluded_ptr,
-        excluded_stride,
-        bias_ptr,
-        temperature_ptr,
-        softcap,
-        row,
-        ids,
-        num_ids,
-    )
+    x = _load_scores(*source, row, ids, num_ids)
     probs = tl.exp(x - tl.load(reference_ptr + row))
     tl.store(probs_ptr + row * probs_stride + columns, probs, mask=columns < width)
 
@@ -214,22 +179,19 @@ class TritonTile:
         excluded: torch.Tensor | None,
         bias: torch.Tensor | None = None,
     ) -> None:
-        """Args:
-        logits: Before the softcap, ``[rows, ids]`` in any float dtype; rows may be
-            strided. Kept, not copied.
-        softcap: c in c tanh(logits / c), taken in fp32; None for no softcap.
-        temperature: ``[rows]`` fp32, 0 for greedy.
-        block_size: Ids a block, a power of two; the last block may be short.
-        excluded: Which ids a row must not take, ``[rows, ids]`` bool, rows may be
-            strided; None for none.
-        bias: Added after the softcap, ``[ids]`` fp32; None for nothing.
+        """As ``TorchTile``, except:
+
+        Args:
+            logits: Kept, not copied; rows may be strided.
+            block_size: A power of two.
+            excluded: Rows may be strided.
         """
         assert logits.stride(1) == 1, "the ids of a row must be contiguous"
         assert excluded is None or excluded.stride(1) == 1
         num_rows, num_ids = logits.shape
         self._logits = logits
         self._block_size = block_size
-        # What both kernels form x from, in the order of their parameters.
+        # What both kernels compute x from: the first arguments of `_load_scores`.
         self._source = (
             logits,
             logits.stride(0),
@@ -247,7 +209,7 @@ class TritonTile:
             offset,
             mass,
             moment,
-            *self._source,
+            self._source,
             num_ids,
             BLOCK_SIZE=block_size,
             CHUNK=min(block_size, _MAX_CHUNK),
@@ -268,14 +230,14 @@ class TritonTile:
     def _exp(
         self, reference: torch.Tensor, block: torch.Tensor | None, out: torch.Tensor
     ) -> None:
-        """exp(x - reference) of a block a row, or of the whole row, to ``out``."""
+        """exp(x - reference) of one block per row, or of whole rows, into ``out``."""
         num_rows, width = out.shape
-        # A whole chunk, however few the ids: no two threads then load the same id, so
-        # none can load what another has already written over.
+        # Always a full chunk, even for few ids: then no two threads load the same id,
+        # so none can read what another has already overwritten.
         _probs_kernel[(num_rows, triton.cdiv(width, _MAX_CHUNK))](
             out,
             out.stride(0),
-            *self._source,
+            self._source,
             reference,
             block,
             self._logits.shape[1],

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The vocabulary side of one denoising step, on this rank's vocab shard alone.
+"""The vocabulary side of one denoising step, on this rank's vocab shard only.
 
-Tile by tile of rows and of local ids: project, take block statistics, sample with
-Gumbel-max, and add the tile to the soft embedding, as flash attention does with a
-running maximum. Then two collectives, however many tiles there were: one all-gather of
-block tables and candidates (kilobytes a row), one all-reduce of soft embeddings.
+For each tile of rows and local ids: project, compute block statistics, sample with
+Gumbel-max, and add the tile to the soft embedding with a running maximum, as in flash
+attention. Then two collectives, for any number of tiles: one all-gather of block tables
+and candidates (kilobytes per row), one all-reduce of soft embeddings.
 
 The table is read once for both products, and the soft embedding needs no second pass:
 with m_r the rank's own maximum, and m and Z the merged maximum and total,
 
     softmax(x) @ W = sum over r of  exp(m_r - m) / Z * (exp(x_r - m_r) @ W_r)
 
-so a rank multiplies at once, and scales its sum when the merge is known.
+so a rank multiplies right away, and scales its sum after the merge.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from vllm_diffgemma_tp.sampler.workspace import Workspace
 from vllm_diffgemma_tp.self_conditioning import SoftEmbedding
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard, gather_ranks
 
-#: The tile of a slice of the local ids, for one tile of rows.
+#: Maps a slice of the local ids to its tile, for one tile of rows.
 TilesOfRows = Callable[[slice], Tile]
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """What the vocabulary side says of each canvas position, the same on all ranks.
+    """The result for each canvas position, the same on all ranks.
 
     Attributes:
         sampled: Token drawn from softmax(logits / temperature), ``[rows]`` int64.
         argmax: The most likely token, lowest id on ties, ``[rows]`` int64.
         entropy: Entropy of the softmax in nats, ``[rows]`` fp32.
-        soft_embedding: ``[rows, hidden]`` in the table's dtype; None if not asked for.
-        non_finite_rank: The lowest rank with a logit that is not finite, ``[rows]``
-            int64; -1 where all are. Where it is not -1 the rest says nothing.
+        soft_embedding: ``[rows, hidden]`` in the table's dtype; None if not requested.
+        non_finite_rank: The lowest rank with a non-finite logit, ``[rows]`` int64; -1
+            if there is none. If it is not -1, the row's other values are meaningless.
     """
 
     sampled: torch.Tensor
@@ -63,9 +63,9 @@ class VocabStep:
     """The parts of a denoising step that never change while the model serves.
 
     Attributes:
-        soft_embedding: The operator of self-conditioning, on this rank's shard.
+        soft_embedding: The self-conditioning operator on this rank's shard.
         collectives: The tensor-parallel group's; not called at T = 1.
-        workspace: The buffers and the plan of the tiles.
+        workspace: The buffers and the tile plan.
     """
 
     soft_embedding: SoftEmbedding
@@ -87,10 +87,10 @@ class VocabStep:
 
         Args:
             row_tiles: The canvas positions of the step, at least one, in tiles.
-            tiles: Given a tile of rows, the source of its tiles of ids.
+            tiles: Maps a tile of rows to the source of its id tiles.
             counters: The random counters of the rows.
-            want_soft_embedding: Whether any row denoises again. Replicated state, as
-                it decides whether the all-reduce runs.
+            want_soft_embedding: Whether any row denoises again. Must be equal on all
+                ranks, as it decides whether the all-reduce runs.
         """
         local = [
             self.local_pass(
@@ -108,11 +108,11 @@ class VocabStep:
         counters: RowCounters,
         partial: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Go through this rank's ids for one tile of rows.
+        """Process this rank's ids for one tile of rows.
 
         Args:
-            tile_of: The tiles of the rows.
-            counters: Of the rows.
+            tile_of: Source of the rows' id tiles.
+            counters: The random counters of the rows.
             partial: ``[tile, hidden]`` fp32, for the sum of exp(x - peak) @ W; None if
                 not wanted.
 
@@ -135,7 +135,7 @@ class VocabStep:
             offset = stats.offset.gather(1, block[:, None])[:, 0]
             tile_argmax = (first_id + block * layout.block_size + offset).float()
             argmax = torch.where(tile_peak > peak, tile_argmax, argmax)
-            before, peak = peak, torch.maximum(peak, tile_peak)
+            old_peak, peak = peak, torch.maximum(peak, tile_peak)
             if partial is not None:
                 reference = finite_or_zero(peak)
                 token_ids: slice | torch.Tensor = slice(
@@ -147,7 +147,7 @@ class VocabStep:
                     partial,
                     tile.probs(reference),
                     token_ids,
-                    decay=(before - reference).exp()[:, None] if statistics else None,
+                    decay=(old_peak - reference).exp()[:, None] if statistics else None,
                 )
             statistics.append(stats)
         table = BlockTable.of_tiles(statistics)
@@ -157,7 +157,7 @@ class VocabStep:
         return torch.cat((summary, table.padded(missing).pack()), dim=1)
 
     def merge(self, local: torch.Tensor, want_soft_embedding: bool) -> TokenRows:
-        """Put together what the ranks found, ``[rows, 4 + 3 * blocks_per_rank]``."""
+        """Merge the ranks' results, ``[rows, 4 + 3 * blocks_per_rank]``."""
         gathered = gather_ranks(local, self.shard, self.collectives)
         peaks, argmaxes, scores, candidates = gathered[..., :4].unbind(-1)
         layout = BlockLayout.of_shard(self.shard)
@@ -166,8 +166,8 @@ class VocabStep:
         )
         soft_embedding = None
         if want_soft_embedding:
-            own_peak = local[:, :1]
-            share = (own_peak - finite_or_zero(merged.peak)[:, None]).exp()
+            local_peak = local[:, :1]
+            share = (local_peak - finite_or_zero(merged.peak)[:, None]).exp()
             soft_embedding = self.soft_embedding.finish(
                 self.workspace.partial[: len(local)], share / merged.total[:, None]
             )
@@ -185,7 +185,7 @@ def _non_finite_rank(tables: torch.Tensor, merged: RowStatistics) -> torch.Tenso
 
     Args:
         tables: As the ranks packed them, ``[T, rows, 3 * blocks_per_rank]``.
-        merged: Of them. A row without any mass counts too, and rank 0 is named.
+        merged: Their merge. A row without any mass counts too, as of rank 0.
     """
     peak, mass, moment = tables.unflatten(2, (3, -1)).unbind(2)
     # A peak of -inf is a block without mass.

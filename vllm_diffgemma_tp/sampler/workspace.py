@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""How much of the logits exists at once, and the memory that is set aside for it.
+"""How much of the logits exists at a time, and the buffers for it.
 
 The in-tree sampler sizes its tiles by each rank's own free memory; ranks that see
-different amounts run different numbers of collectives and hang. Here the sizes follow
-from the configuration alone, so every rank tiles alike, and the workspace is allocated
-with the model, so that vLLM's memory profiling sees it before it sizes the KV cache.
+different amounts run different numbers of collectives and hang. Here the sizes depend
+only on the configuration, so all ranks have the same tiles. The workspace is allocated
+with the model, so vLLM's memory profiling sees it before sizing the KV cache.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ import torch
 from vllm_diffgemma_tp.sampler.block_stats import block_size_for
 from vllm_diffgemma_tp.vocab_shard import VocabShard
 
-# The budget of a tile's buffers. On a CPU they should stay in the cache; on a GPU a
-# tile has to be worth launching a dozen kernels for.
+# Budget for a tile's buffers. On a CPU they should fit in the cache; on a GPU a tile
+# must be worth a dozen kernel launches.
 CPU_TILE_BYTES, GPU_TILE_BYTES = 32 * 2**20, 64 * 2**20
-# The budget where all local ids of some rows are kept.
+# Budget for rows of which all local logits are kept.
 WHOLE_BYTES = 128 * 2**20
 _MAX_TILE_ROWS = 256
-# Logits in at most 4 bytes; a CPU's two fp32 copies; the filter's integers.
+# Per score: logits (at most), the two fp32 scratch buffers of a CPU, the filters.
 _LOGIT_BYTES, _SCRATCH_BYTES, _FILTER_BYTES = 4, 8, 24
 
 
 @dataclass(frozen=True)
 class TilePlan:
-    """Sizes that a denoising step works in, the same on every rank.
+    """Tile sizes of a denoising step, the same on every rank.
 
     Attributes:
-        max_rows: Most canvas positions in one step.
+        max_rows: Maximum number of canvas positions in one step.
         hidden_size: Width of the embedding.
         rows_per_rank: Ids stored per rank.
-        rows: Rows of a tile.
-        ids: Local ids of a tile, whole blocks.
-        whole_rows: Rows of a tile all of whose local ids are kept, because they are
-            looked at more than once (top-k, top-p, logprobs).
+        rows: Rows per tile.
+        ids: Local ids per tile, a multiple of the block size.
+        whole_rows: Rows per tile if all their local logits are kept, because they are
+            read more than once (min-p, top-k, top-p, logprobs).
     """
 
     max_rows: int
@@ -52,7 +52,7 @@ class TilePlan:
     def of(
         cls, shard: VocabShard, max_rows: int, hidden_size: int, device_type: str
     ) -> TilePlan:
-        """The plan for a shard and at most ``max_rows`` canvas positions a step."""
+        """The plan for a shard and at most ``max_rows`` canvas positions per step."""
         block_size = block_size_for(shard.vocab_size)
         rows = min(max_rows, _MAX_TILE_ROWS)
         if device_type == "cpu":
@@ -78,7 +78,7 @@ class TilePlan:
         )
 
     def row_tiles(self, rows: slice, whole: bool) -> list[slice]:
-        """The tiles of some rows; ``whole`` where all local ids must be kept."""
+        """The tiles of some rows; ``whole`` if all their local logits are kept."""
         height = self.whole_rows if whole else self.rows
         return [
             slice(first, min(first + height, rows.stop))
@@ -86,7 +86,7 @@ class TilePlan:
         ]
 
     def id_tiles(self, num_ids: int) -> list[slice]:
-        """The tiles of a shard that owns ``num_ids`` ids; one empty tile for none."""
+        """The tiles of a shard that owns ``num_ids`` ids; one empty tile for 0."""
         return [
             slice(first, min(first + self.ids, num_ids))
             for first in range(0, max(num_ids, 1), self.ids)
@@ -97,7 +97,7 @@ class Workspace:
     """The buffers of a denoising step, allocated once.
 
     Attributes:
-        plan: The sizes.
+        plan: The tile sizes.
         partial: Sums of this rank's products with the table, ``[max_rows, hidden]``
             fp32.
     """
@@ -110,7 +110,7 @@ class Workspace:
 
         self.plan = plan
         self._logits = empty(plan.rows * plan.ids, dtype=dtype)
-        # The kernels of a GPU keep in registers what a CPU's passes keep here.
+        # GPU kernels keep in registers what the CPU passes keep here.
         self._scratch = empty(2, plan.rows * plan.ids if device.type == "cpu" else 0)
         self._whole = empty(plan.whole_rows * plan.rows_per_rank, dtype=dtype)
         self.partial = empty(plan.max_rows, plan.hidden_size)
@@ -121,7 +121,7 @@ class Workspace:
         return sum(buffer.nbytes for buffer in buffers)
 
     def logits(self, num_rows: int, num_ids: int) -> torch.Tensor:
-        """A tile's ``[num_rows, num_ids]`` in the model dtype; later its softmax."""
+        """A tile's ``[num_rows, num_ids]`` in the model dtype; later its probs."""
         return self._logits[: num_rows * num_ids].view(num_rows, num_ids)
 
     def scratch(self, num_rows: int, num_ids: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The canvases among the requests of the runner's batch."""
+"""The canvases in the model runner's batch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""How many denoising steps each canvas took, written down where an evaluation asks.
+"""Logs how many denoising steps each canvas took, for evaluations.
 
-A faulty operator may cost steps and leave the answers right (vllm#58440), and the
-server's replies do not say how many steps there were.
+A faulty operator may need more steps yet give the right answers (vllm#58440), and the
+server's responses do not report the number of steps.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import torch
 from vllm_diffgemma_tp.sampler.canvas_update import CanvasUpdate
 from vllm_diffgemma_tp.sampler.states import CanvasStates
 
-#: Names the file; without it nothing is recorded.
+#: Environment variable that names the file; if unset, nothing is logged.
 SWITCH = "VLLM_DIFFGEMMA_TP_CANVAS_LOG"
 
 
 class CanvasLog:
-    """A JSON line for every canvas that was finished."""
+    """One JSON line for every finished canvas."""
 
     def __init__(self, file: TextIOWrapper) -> None:
         self._file = file
 
     @classmethod
     def of_rank(cls, rank: int) -> CanvasLog | None:
-        """The log of rank 0, whose steps are every rank's; None if not wanted."""
+        """The log on rank 0, as all ranks take the same steps; None if it is off."""
         path = os.environ.get(SWITCH)
         if not path or rank != 0:
             return None
-        # A line at a time, so that a server that is killed leaves whole lines.
+        # Line-buffered, so that a killed server leaves only whole lines.
         return cls(Path(path).open("a", buffering=1, encoding="utf-8"))
 
     def add(
@@ -43,13 +43,13 @@ class CanvasLog:
         slots: torch.Tensor,
         update: CanvasUpdate,
     ) -> None:
-        """Note the canvases that this step finished.
+        """Log the canvases that this step finished.
 
-        Reading them waits for the device, which is why it is off by default.
+        This waits for the device, so the log is off by default.
 
         Args:
-            states: After the step; tells the slots' requests and canvases.
-            slots: Of the step's requests, ``[requests]`` int64.
+            states: The state after the step.
+            slots: Slots of the step's requests, ``[requests]`` int64.
             update: What the step did.
         """
         finished = update.finished
@@ -60,13 +60,13 @@ class CanvasLog:
             update.steps[finished],
             states.max_steps[done],
         )
-        for slot, canvas, taken, most in zip(
+        for slot, canvas, steps, max_steps in zip(
             *(column.tolist() for column in columns), strict=True
         ):
             line = {
                 "request": states.request_ids.get(slot),
                 "canvas": canvas,
-                "steps": taken,
-                "capped": taken >= most,
+                "steps": steps,
+                "capped": steps >= max_steps,
             }
             self._file.write(json.dumps(line) + "\n")

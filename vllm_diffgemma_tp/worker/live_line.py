@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The line with which each worker says that the plugin's class is the live one.
+"""The line by which each worker reports that it runs the plugin's class.
 
 vLLM falls back silently to its own class when a plugin cannot be imported, so a
-result counts only if every worker wrote this line. The model writes it through a
-logger under `vllm.`; a reader finds it again in the server's log.
+result counts only if every worker logged this line. The model logs it under `vllm.`;
+tools read it back from the server's log.
 """
 
 import re
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 class LiveRank:
     """One worker that runs the plugin's class.
 
-    `vocab_start` and `vocab_end` bound the token ids this rank's vocab shard owns,
-    half open.
+    `vocab_start` and `vocab_end` bound the token ids of this rank's vocab shard, half
+    open.
     """
 
     plugin_version: str

@@ -2,12 +2,12 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """A check, for debugging, that the ranks agree on every canvas after every step.
 
-Ranks that disagree feed different tokens into one model and go on, writing nonsense,
+Ranks that disagree feed different tokens into one model and keep generating nonsense
 until some collective no longer matches. With the environment variable
 ``VLLM_DIFFGEMMA_TP_CHECK_LOCKSTEP=1`` on every rank, each step gathers the canvases and
-stops at the first difference, naming request, step and ranks. It compares decisions;
-what one was made from, such as a soft embedding, shows only in the next. One more
-all-gather a step, and a device synchronisation: not for production.
+fails at the first difference, naming request, step and ranks. It compares decisions; a
+wrong soft embedding shows only in the next step's. It costs one more all-gather and a
+device synchronization per step: not for production.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def check_canvases(
     shard: VocabShard,
     collectives: ShardCollectives,
 ) -> None:
-    """Compare what the ranks hold of the given requests; T > 1 only.
+    """Compare the ranks' states of the given requests.
 
     Args:
-        states: After the step.
-        slots: Of the step's canvases, ``[requests]`` int64, at least one.
-        shard, collectives: Of the tensor-parallel group.
+        states: The state after the step.
+        slots: Slots of the step's canvases, ``[requests]`` int64, at least one.
+        shard, collectives: Those of the tensor-parallel group.
 
     Raises:
         DivergedRanksError: On every rank, if any two differ.
     """
-    own = torch.cat(
+    local = torch.cat(
         (
             states.canvas[slots],
             states.argmax_canvas[slots],
@@ -56,8 +56,8 @@ def check_canvases(
         ),
         dim=1,
     )
-    everyone = gather_ranks(own, shard, collectives)
-    differs = (everyone != everyone[0]).any(dim=2)
+    gathered = gather_ranks(local, shard, collectives)
+    differs = (gathered != gathered[0]).any(dim=2)
     if not differs.any():
         return
     request = int(differs.any(dim=0).nonzero()[0])
@@ -66,5 +66,5 @@ def check_canvases(
     raise DivergedRanksError(
         f"Request {states.request_ids.get(slot)} differs on rank "
         f"{', '.join(map(str, ranks))} from rank 0 of {shard.tp_size}, after step "
-        f"{int(everyone[0, request, -3])} of canvas {int(everyone[0, request, -2])}."
+        f"{int(gathered[0, request, -3])} of canvas {int(gathered[0, request, -2])}."
     )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Logprobs of a canvas: taken on the step that finishes it, reported when emitted."""
+"""Logprobs of a canvas: computed when it is finished, reported when it is emitted."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vllm_diffgemma_tp.sampler.canvas_batch import CanvasBatch
 from vllm_diffgemma_tp.sampler.logprob import TopScores
 from vllm_diffgemma_tp.worker.scores import BatchScores, LocalScores
 
-# Top entries of all ranks that are merged at once, 8 bytes each.
+# Limit on the top entries, of all ranks, merged at once; 8 bytes each.
 _MERGED_ENTRIES = 2**22
 
 
 class CanvasLogprobs:
-    """Logprobs of canvases that are finished and not emitted yet, by slot."""
+    """Logprobs of canvases that are finished but not yet emitted, by slot."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class CanvasLogprobs:
         self._pending: dict[int, LogprobsTensors] = {}
 
     def add_request(self, slot: int, sampling_params: Any) -> None:
-        # What an aborted request left in the slot must not reach its successor.
+        # Logprobs of an aborted request must not reach the next one in its slot.
         self._pending.pop(slot, None)
         self.token_ids_state.add_request(slot, sampling_params)
 
@@ -57,18 +57,18 @@ class CanvasLogprobs:
         finished: torch.Tensor,
         num_sampled: torch.Tensor,
     ) -> LogprobsTensors | None:
-        """Stash the logprobs of finished canvases; report those of emitted ones.
+        """Store the logprobs of finished canvases; return those of emitted ones.
 
         Args:
-            scores: Of this step's rows.
+            scores: Scores of this step's rows.
             batch: The requests the rows belong to.
             argmax: The ids that a canvas finished in this step will emit, ``[rows]``.
             finished: Requests whose canvas this step finished, ``[requests]`` bool.
-            num_sampled: Tokens emitted, of every request in the batch, ``[num_reqs]``.
+            num_sampled: Tokens emitted by each request in the batch, ``[num_reqs]``.
 
         Returns:
-            None where no request of the batch wants logprobs. Device values are read
-            back only otherwise.
+            None if there is nothing to report. Device values are read back only if a
+            request of the batch wants logprobs.
         """
         slots = batch.slots_np.tolist()
         wanting = [i for i, slot in enumerate(slots) if self._wants(slot)]
@@ -88,7 +88,7 @@ class CanvasLogprobs:
         index = batch.index_np.tolist()
         for i in wanting:
             if emitted[index[i]] and slots[i] in self._pending:
-                # The commit may have been cut shorter than the step before it.
+                # The commit may be cut shorter than the step before it.
                 part = self._pending.pop(slots[i])
                 parts.append(_first_rows(part, int(emitted[index[i]])))
                 for later in range(index[i] + 1, len(offsets)):
@@ -99,7 +99,7 @@ class CanvasLogprobs:
         return self._num_logprobs(slot) >= 0 or self._num_token_ids(slot) > 0
 
     def _num_logprobs(self, slot: int) -> int:
-        """Top logprobs asked for; -1 for none, not even the emitted token's."""
+        """Top logprobs requested; -1 for no logprobs, not even the emitted token's."""
         return int(self.sampling_states.num_logprobs[slot])
 
     def _num_token_ids(self, slot: int) -> int:
@@ -112,27 +112,28 @@ class CanvasLogprobs:
         slot: int,
         rows: slice,
     ) -> LogprobsTensors:
-        """Logprobs of one canvas, whose rows the slice names.
+        """Logprobs of one canvas, whose rows are given.
 
-        As vLLM's ``compute_topk_scores`` lays them out: the chosen token, then the ids
-        the request named or else the top ones. A row wider than that (a request with
-        named ids and more top logprobs than ids) ends in token 0 at -inf.
+        In the layout of vLLM's ``compute_topk_scores``: the chosen token, then the ids
+        that the request names or else the top ones. Columns that remain (it names ids
+        and asks for more top logprobs than ids) are token 0 at -inf.
         """
         if self.scores.options[slot].read_only:
-            # A read reports the model's own distribution, not the schedule's.
+            # A read-only request reports the model's own distribution, without the
+            # schedule's temperature.
             scores = replace(scores, temperature=torch.ones_like(scores.temperature))
         shard, collectives = self.scores.shard, self.scores.collectives
         num_given, num_top = self._num_token_ids(slot), max(self._num_logprobs(slot), 0)
         width = 1 + max(num_given, num_top)
         num_top = 0 if num_given else num_top
         given = self.token_ids_state.token_ids.gpu[slot, :num_given].long()
-        # Every rank knows these sizes, so all cut, and gather, alike.
+        # All ranks know these sizes, so they split, and gather, in the same way.
         merged_rows = _MERGED_ENTRIES // (shard.tp_size * max(num_top, 1))
         height = max(1, min(self.scores.workspace.plan.whole_rows, merged_rows))
         parts = []
         for first in range(rows.start, rows.stop, height):
             part = slice(first, min(first + height, rows.stop))
-            # What was emitted, though a tie may fall otherwise in these products.
+            # The emitted ids, although these products may break a tie differently.
             chosen = argmax[part]
             top = TopScores.of(
                 scores.whole(part), chosen, num_top, given, shard, collectives
@@ -162,7 +163,7 @@ def _first_rows(part: LogprobsTensors, count: int) -> LogprobsTensors:
 
 
 def _widened(part: LogprobsTensors, width: int) -> LogprobsTensors:
-    """Columns it lacks are token 0 at -inf, which vLLM does not report."""
+    """Pad to ``width`` columns with token 0 at -inf, which vLLM does not report."""
     missing = (0, width - part.logprobs.shape[1])
     pad = torch.nn.functional.pad
     return LogprobsTensors(
@@ -173,7 +174,7 @@ def _widened(part: LogprobsTensors, width: int) -> LogprobsTensors:
 
 
 def _join(parts: list[LogprobsTensors], offsets: list[int] | None) -> LogprobsTensors:
-    """One tensor of all, as wide as the widest; ``offsets`` are the requests' rows."""
+    """Concatenate, as wide as the widest; ``offsets``: each request's first row."""
     width = max(part.logprobs.shape[1] for part in parts)
     parts = [_widened(part, width) for part in parts]
     return LogprobsTensors(

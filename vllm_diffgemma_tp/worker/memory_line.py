@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The lines in which each worker says what it holds, to hold `plan` against."""
+"""The lines in which each worker reports its memory, to check `plan` against."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _BUFFERS_LINE = re.compile(
 
 @dataclass(frozen=True)
 class RankBytes:
-    """Bytes that one rank holds for as long as it serves.
+    """Bytes that one rank holds while it serves.
 
     Attributes:
-        rank, tp_size: Whose.
-        weights: All parameters and saved buffers of the model, as allocated. vLLM's
-            CPU build packs some of them anew once they are loaded.
-        workspace: The sampler's.
-        soft_embeddings: What self-conditioning reads next step, of every slot.
+        rank, tp_size: The rank, and the number of ranks.
+        weights: All parameters and persistent buffers of the model, as allocated.
+            vLLM's CPU build repacks some of them after loading.
+        workspace: The sampler's workspace.
+        soft_embeddings: The soft embeddings of every slot.
     """
 
     rank: int
@@ -54,7 +54,7 @@ def format_buffers_line(
 
 
 def parse_memory_lines(text: str) -> list[RankBytes]:
-    """What every rank in a server's log holds, by rank; other text is skipped."""
+    """What each rank in a server's log holds, by rank; other text is skipped."""
     buffers = {match[1]: match for match in _BUFFERS_LINE.finditer(text)}
     weights = {match[1]: match for match in _WEIGHTS_LINE.finditer(text)}
     return [
@@ -70,6 +70,6 @@ def parse_memory_lines(text: str) -> list[RankBytes]:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of a model's weights, tied ones once."""
-    held = model.state_dict(keep_vars=True).values()
-    return sum({id(tensor): tensor.nbytes for tensor in held}.values())
+    """Bytes of a model's weights, counting tied ones once."""
+    tensors = model.state_dict(keep_vars=True).values()
+    return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())

@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """Glue between vLLM's model runner and the denoising step.
 
-The in-tree state keeps what is not ours: vision inputs, attention metadata, the
-persistent buffers of CUDA graphs. Ours replaces the per-request state, the sampler
-and how self-conditioning is applied.
+The in-tree base class handles vision inputs, attention metadata and the persistent
+buffers of CUDA graphs. This subclass replaces the per-request state, the sampler and
+how self-conditioning is applied.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class VocabShardedModelState(DiffusionGemmaModelState):
             self.gen_config,
             diffusion_config.max_denoising_steps if diffusion_config else None,
         )
-        # Under the in-tree name, which prepare_attn reads the phases from.
+        # Under the in-tree name, as prepare_attn reads the phases from it.
         self.diffusion_states = CanvasStates(
             max_num_reqs=self.max_num_reqs,
             canvas_length=self.diffusion_states.canvas_length,
@@ -66,7 +66,7 @@ class VocabShardedModelState(DiffusionGemmaModelState):
         drop_in_tree_states(model)
         self.request_seeds = RequestSeeds(
             vllm_config.model_config.seed,
-            # Unlike the rank it counts the engines of dense models too.
+            # Unlike the data-parallel rank, it counts engines of dense models too.
             vllm_config.parallel_config.data_parallel_index,
         )
 
@@ -137,7 +137,7 @@ class VocabShardedModelState(DiffusionGemmaModelState):
             seed=self.request_seeds.assign(
                 new_req_data.req_id, params.seed, greedy=options.temperature == 0
             ),
-            # A request resumed after preemption goes on with the canvas it was at.
+            # A request resumed after preemption continues with the same canvas.
             canvas_index=generated // options.width,
         )
         states.set_options(req_index, options)
@@ -160,7 +160,7 @@ class VocabShardedModelState(DiffusionGemmaModelState):
         embeds[: input_batch.num_tokens] = self.model.embed_input_ids(
             input_ids, **multimodal
         )
-        # Warm-up batches have drafts and no requests.
+        # Warm-up batches have draft tokens but no requests.
         if input_batch.num_draft_tokens > 0 and self._req_id_to_index:
             self._self_condition(embeds, input_batch)
         return {"inputs_embeds": embeds}
@@ -188,7 +188,7 @@ class VocabShardedModelState(DiffusionGemmaModelState):
 
 
 def _options(params: Any, canvas_length: int, max_steps: int) -> CanvasOptions:
-    """What a request asks of its canvases; validated at admission."""
+    """The request's canvas options; validated at admission."""
     extra = params.extra_args or {}
     allowed = params.allowed_token_ids
     if extra.get("diffusion_constrained"):

@@ -2,11 +2,11 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """The sampler vLLM's model runner calls: from canvas hidden states to the next canvas.
 
-``DiffusionGemmaForBlockDiffusion.compute_logits`` hands over hidden states, so no
-full-vocabulary logits exist; everything that meets the vocabulary runs on this rank's
-shard in ``sampler.vocab_step``, and the decisions in ``sampler.canvas_update``.
-Nothing here reads free memory, clocks or a random generator: which collectives run,
-and how many, follows from the requests and the configuration alone.
+``DiffusionGemmaForBlockDiffusion.compute_logits`` returns hidden states, so there are
+no full-vocabulary logits: ``sampler.vocab_step`` works on this rank's vocab shard, and
+``sampler.canvas_update`` makes the decisions. Nothing here reads free memory, clocks or
+a random generator: which collectives run, and how many, depends only on the requests
+and the configuration.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from vllm_diffgemma_tp.worker.scores import BatchScores, LocalScores
 class DiffusionSampler:
     """Entropy-bound denoising for the batch of one engine step."""
 
-    # The runner reads the token counts behind penalties and takes None for "none kept";
-    # penalties are refused at admission.
+    # The runner reads the token counts for penalties; None means there are none.
+    # Penalties are refused at admission.
     penalties_state = SimpleNamespace(output_bin_counts=None)
 
     def __init__(
@@ -80,10 +80,10 @@ class DiffusionSampler:
         """Denoise every canvas of the batch by one step.
 
         Args:
-            hidden_states: Of the canvas positions, ``[rows, hidden]``. Not read in a
-                step that only encodes prompts.
+            hidden_states: Those of the canvas positions, ``[rows, hidden]``. Not read
+                in a step that only encodes prompts.
             input_batch: The runner's batch.
-            draft_logits: Not used; part of the runner's interface.
+            draft_logits: Unused; part of the runner's interface.
         """
         num_reqs = input_batch.num_reqs
         device = hidden_states.device
@@ -116,8 +116,8 @@ class DiffusionSampler:
             ]
         ).astype(np.int32)
         num_rows, query_lens = async_tensor_h2d(lengths_np, device=device)
-        # A canvas that is not emitted is denoised again at the same positions, so the
-        # runner takes all of it for rejected.
+        # A canvas that is not emitted is denoised again at the same positions, so all
+        # of it counts as rejected.
         denoising = (num_rows > 0) & (num_sampled == 0)
         return SamplerOutput(
             sampled_token_ids=sampled,
@@ -129,7 +129,7 @@ class DiffusionSampler:
         )
 
     def _start_first_canvases(self, input_batch: InputBatch) -> None:
-        """Give requests whose prompt is encoded by this step their first canvas.
+        """Start the first canvas of requests whose prompt this step finishes encoding.
 
         A prompt that needs more chunks stays in the encoder phase, hence causal.
         """
@@ -157,19 +157,19 @@ class DiffusionSampler:
         self._publish(slots, canvas)
 
     def _temperature(self, row_slots: torch.Tensor) -> torch.Tensor:
-        """What the scores of each row are divided by, ``[rows]`` fp32.
+        """The temperature of each row, ``[rows]`` fp32.
 
-        A greedy request keeps the schedule's: at a temperature of 0 no position has
-        any entropy, and the first guess would be accepted as a whole.
+        A greedy request keeps the schedule's: at a temperature of 0 every entropy is 0,
+        and the first guess would be accepted as a whole.
         """
-        asked = self.states.temperature[row_slots]
+        requested = self.states.temperature[row_slots]
         scheduled = self.schedule.temperature(self.states.step[row_slots])
-        return scheduled * torch.where(asked > 0, asked, 1.0)
+        return scheduled * torch.where(requested > 0, requested, 1.0)
 
     def _denoise(
         self, scores: BatchScores, batch: CanvasBatch
     ) -> tuple[TokenRows, CanvasUpdate]:
-        """One denoising step, or the commit that ends a canvas, of each request."""
+        """Run one denoising step, or the commit that ends a canvas, of each request."""
         states, slots = self.states, batch.slots
         counters = RowCounters(
             seed=states.seed[batch.row_slots],
@@ -177,7 +177,7 @@ class DiffusionSampler:
             step=states.step[batch.row_slots],
             position=batch.positions,
         )
-        # A request of one step never denoises again, and its slot stays at zero.
+        # With max_steps = 1 a request never denoises again: its slot stays zero.
         want_soft_embedding = any(
             states.options[slot].max_steps > 1 for slot in batch.slots_np.tolist()
         )
@@ -198,6 +198,6 @@ class DiffusionSampler:
         return tokens, update
 
     def _publish(self, slots: torch.Tensor, canvas: torch.Tensor) -> None:
-        """Hand the canvases to the runner as the next step's input tokens."""
+        """Pass the canvases to the runner as the next step's input tokens."""
         drafts = self.req_states.draft_tokens
         drafts[slots, : self.states.canvas_length] = canvas.to(drafts.dtype)

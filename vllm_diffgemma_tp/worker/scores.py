@@ -26,15 +26,15 @@ from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
 
 @dataclass(frozen=True)
 class LocalScores:
-    """From hidden states to what the softmax is taken of, on this rank's columns.
+    """Computes the scores of this rank's token ids, the inputs of the softmax.
 
     Attributes:
         head: This rank's rows of the output projection, ``[rows_per_rank, hidden]``.
         softcap: c in c tanh(logits / c), applied in fp32 as in transformers; None
             for no softcap.
-        shard, collectives: Of the tensor-parallel group.
-        workspace: The buffers logits are made in.
-        options: Of the requests in each slot, for logit bias and filters.
+        shard, collectives: Those of the tensor-parallel group.
+        workspace: The buffers for logits.
+        options: Options of each slot's request, for logit bias and filters.
     """
 
     head: torch.Tensor
@@ -43,7 +43,7 @@ class LocalScores:
     collectives: ShardCollectives
     workspace: Workspace
     options: dict[int, CanvasOptions]
-    # Made once for as long as a request of the batch has them.
+    # Cached while a request of the batch uses them.
     _local_bias: dict[LogitBias, LocalLogitBias] = field(default_factory=dict)
 
     def of_batch(
@@ -63,13 +63,15 @@ class LocalScores:
         min_p_np = np.array([o.min_p for o in options], dtype=np.float32)
         has_k, has_p, has_min_p = top_k_np < vocab_size, top_p_np < 1, min_p_np > 0
 
-        def per_row(values_np: np.ndarray, asked_np: np.ndarray) -> torch.Tensor | None:
-            if not asked_np.any():
+        def per_row(
+            values_np: np.ndarray, is_set_np: np.ndarray
+        ) -> torch.Tensor | None:
+            if not is_set_np.any():
                 return None
             rows = np.repeat(values_np, batch.widths_np)
             return async_tensor_h2d(rows, device=hidden_states.device)
 
-        # The distinct logit biases, and which of them each request has.
+        # The distinct logit biases, and which one each request has.
         distinct: dict[LogitBias, int] = {}
         bias_np = np.array(
             [
@@ -90,7 +92,7 @@ class LocalScores:
         )
 
     def _local_biases(self, distinct: Iterable[LogitBias]) -> list[LocalLogitBias]:
-        """This rank's part of the distinct logit biases, in their order."""
+        """This rank's part of the distinct logit biases, in the same order."""
         kept = {logit_bias: self._local_bias.get(logit_bias) for logit_bias in distinct}
         self._local_bias.clear()
         for logit_bias, local in kept.items():
@@ -102,21 +104,21 @@ class LocalScores:
     def logits(
         self, hidden_states: torch.Tensor, ids: slice, out: torch.Tensor
     ) -> torch.Tensor:
-        """Logits before the softcap of a slice of local ids, ``out [rows, ids]``."""
+        """Logits, before the softcap, of some local ids into ``out [rows, ids]``."""
         return torch.mm(hidden_states, self.head[ids].t(), out=out)
 
 
 @dataclass(frozen=True)
 class BatchScores:
-    """Scores of one step: logits over temperature, -inf for ids left out.
+    """Scores of one step: logits divided by temperature, -inf for excluded ids.
 
-    An id is left out by a filter (min-p, top-k, top-p) or by its request's logit bias.
+    Ids are excluded by a filter (min-p, top-k, top-p) or by the request's logit bias.
 
     Attributes:
-        top_k, top_p, min_p: ``[rows]``; None where no request of the step has one.
-        filtered: Rows of requests with a filter, ``[rows]`` bool: replicated state.
+        top_k, top_p, min_p: ``[rows]``; None if no request of the step sets it.
+        filtered: Rows of requests with a filter, ``[rows]`` bool; equal on all ranks.
         logit_bias: The distinct logit biases of the step's requests.
-        bias_of_row: ``[rows]``, an index into ``logit_bias``: replicated too.
+        bias_of_row: Index into ``logit_bias``, ``[rows]``; equal on all ranks.
     """
 
     scores: LocalScores
@@ -130,9 +132,9 @@ class BatchScores:
     bias_of_row: np.ndarray
 
     def row_tiles(self) -> list[slice]:
-        """The step's rows in tiles; lower ones where a filter keeps all local ids.
+        """The step's rows in tiles, smaller ones where a filter needs all local ids.
 
-        Rows of a tile agree in their logit bias and in whether they have a filter.
+        All rows of a tile have the same logit bias, and all or none have a filter.
         """
         plan = self.scores.workspace.plan
         kinds = 2 * self.bias_of_row + self.filtered
@@ -145,10 +147,10 @@ class BatchScores:
         ]
 
     def tiles(self, rows: slice) -> Callable[[slice], Tile]:
-        """The source of the tiles of ids of a tile of rows.
+        """The source of the id tiles for a tile of rows.
 
-        For rows with a filter, a call of this method runs the filter's collectives.
-        The tiles themselves run none.
+        For rows with a filter this method runs the filter's collectives. The tiles
+        themselves run none.
         """
         scores, workspace = self.scores, self.scores.workspace
         hidden, temperature = self.hidden_states[rows], self.temperature[rows]
@@ -160,12 +162,12 @@ class BatchScores:
                 x, columns, ids, block_size, hidden.dtype, scores.shard.start
             )
 
-        kept = left_out = None
+        kept = excluded = None
         if self.filtered[rows.start]:
             kept = self._all_logits(rows)
-            left_out = self._filter(self._biased(kept, logit_bias), rows)
+            excluded = self._filter(self._biased(kept, logit_bias), rows)
         elif logit_bias.masked is not None:
-            left_out = logit_bias.masked.expand(len(hidden), -1)
+            excluded = logit_bias.masked.expand(len(hidden), -1)
 
         def tile(ids: slice) -> Tile:
             out = workspace.logits(len(hidden), ids.stop - ids.start)
@@ -173,7 +175,7 @@ class BatchScores:
                 scores.logits(hidden, ids, out)
             else:
                 out.copy_(kept[:, ids])
-            mask = None if left_out is None else left_out[:, ids]
+            mask = None if excluded is None else excluded[:, ids]
             bias = None if logit_bias.bias is None else logit_bias.bias[ids]
             arguments = (out, scores.softcap, temperature, block_size, mask)
             if out.is_cuda:
@@ -183,7 +185,7 @@ class BatchScores:
         return tile
 
     def whole(self, rows: slice) -> torch.Tensor:
-        """Scores of all local ids of at most ``plan.whole_rows`` rows of a request.
+        """Scores of all local ids of at most ``plan.whole_rows`` rows of one request.
 
         If it has a filter, this runs the filter's collectives.
 
@@ -197,7 +199,7 @@ class BatchScores:
         return whole.index_copy_(1, torch.tensor(columns, device=x.device).long(), x)
 
     def _projected(self, rows: slice) -> torch.Tensor:
-        """Scores of the ids that are projected, ``[rows, columns]`` fp32."""
+        """Scores of the projected ids, ``[rows, columns]`` fp32."""
         x = self._biased(self._all_logits(rows), self._logit_bias(rows))
         if self.filtered[rows.start]:
             x.masked_fill_(self._filter(x, rows), -torch.inf)
@@ -207,7 +209,7 @@ class BatchScores:
         return self.logit_bias[self.bias_of_row[rows.start]]
 
     def _all_logits(self, rows: slice) -> torch.Tensor:
-        """Logits before the softcap of the ids that are projected."""
+        """Logits, before the softcap, of the projected ids."""
         hidden, columns = self.hidden_states[rows], self._logit_bias(rows).columns
         if columns is not None:
             return hidden @ self.scores.head[columns].t()
@@ -225,7 +227,7 @@ class BatchScores:
         return x
 
     def _filter(self, logits: torch.Tensor, rows: slice) -> torch.Tensor:
-        """What the filters leave out, and with it the masked ids."""
+        """The ids that the filters exclude, and the masked ids."""
         excluded = excluded_by_filters(
             logits,
             None if self.top_k is None else self.top_k[rows],
@@ -234,5 +236,5 @@ class BatchScores:
             self.scores.collectives,
             None if self.min_p is None else self.min_p[rows],
         )
-        # A row of which one filter keeps all keeps even what has no mass.
+        # A filter that keeps all ids of a row keeps ids without mass too.
         return excluded | (logits == -torch.inf)

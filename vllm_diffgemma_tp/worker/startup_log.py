@@ -17,10 +17,10 @@ logger = init_logger("vllm.plugins.vllm_diffgemma_tp")
 
 
 def log_rank(model: nn.Module, shard: VocabShard, plugin_version: str) -> None:
-    """Say that the plugin's class is the live one, and how much its weights take.
+    """Log that the plugin's class is the live one, and the size of its weights.
 
-    To be called from the model's constructor: vLLM's CPU build replaces weights by
-    packed copies once they are loaded.
+    Must be called from the model's constructor: vLLM's CPU build replaces weights by
+    packed copies after loading.
     """
     live = LiveRank(
         plugin_version=plugin_version,
