@@ -14,7 +14,6 @@ from vllm_diffgemma_tp.tools.shared.checkpoint import read
 from vllm_diffgemma_tp.tools.shared.kv_cache import kv_cache_of
 from vllm_diffgemma_tp.tools.shared.memory import Serving, rank_memory
 from vllm_diffgemma_tp.tools.shared.weights import Sharding
-from vllm_diffgemma_tp.worker.memory_line import parse_memory_lines
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny" / "checkpoint"
 # Of configs/gsm8k/tiny.yaml.
@@ -33,17 +32,21 @@ def test_predicted_bytes_are_those_a_rank_holds(
     if tp_size == 1 and not exhaustive:
         pytest.skip("a server of its own: with --exhaustive")
     log = live_servers.at(tp_size).log
-    held = {one.rank: one for one in parse_memory_lines(log)}
-    assert set(held) == set(range(tp_size))
+    line = rf"rank (\d+) of {tp_size} holds (\d+) bytes of "
+    weights = dict(re.findall(line + "weights", log))
+    buffers = {
+        rank: (int(workspace), int(soft_embeddings))
+        for rank, workspace, soft_embeddings in re.findall(
+            line + r"sampler workspace, (\d+) of soft embeddings", log
+        )
+    }
+    assert set(weights) == set(buffers) == set(map(str, range(tp_size)))
 
     serving = Serving(MAX_NUM_SEQS, MAX_MODEL_LEN, device_type="cpu")
     # The server allows no images, so vLLM loads no vision tower.
     predicted = rank_memory(read(str(TINY)), Sharding(tp_size, vision=False), serving)
-    for one in held.values():
-        assert one.tp_size == tp_size
-        assert one.weights == sum(predicted.weights.values())
-        assert one.workspace == predicted.workspace
-        assert one.soft_embeddings == predicted.soft_embeddings
+    assert set(map(int, weights.values())) == {sum(predicted.weights.values())}
+    assert set(buffers.values()) == {(predicted.workspace, predicted.soft_embeddings)}
 
     # What vLLM itself makes of the 1 GiB a rank that cpu_engine sets aside.
     (concurrency,) = {

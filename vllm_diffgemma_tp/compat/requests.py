@@ -20,7 +20,7 @@ def has_diffusion_args() -> bool:
 def generation_error(message: str) -> Exception:
     """An error that becomes a 500, or an error event in a stream.
 
-    vLLM moved the class in 0.29; the second import can go with support for 0.27.
+    vLLM moved the class in 0.29; the second import can go with support for 0.28.
     """
     try:
         from vllm.exceptions import GenerationError

@@ -35,7 +35,6 @@ from vllm_diffgemma_tp.sampler.workspace import TilePlan, Workspace
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives
 from vllm_diffgemma_tp.worker.canvas_batch import canvas_batch_of
 from vllm_diffgemma_tp.worker.logprob import CanvasLogprobs
-from vllm_diffgemma_tp.worker.memory_line import format_buffers_line
 from vllm_diffgemma_tp.worker.sampler import DiffusionSampler
 from vllm_diffgemma_tp.worker.scores import LocalScores
 
@@ -92,12 +91,11 @@ class VocabShardedModelState(DiffusionGemmaModelState):
             plan.max_rows,
         )
         logger.info(
-            format_buffers_line(
-                shard.rank,
-                shard.tp_size,
-                workspace.num_bytes,
-                self.diffusion_states.soft_embedding.nbytes,
-            )
+            "rank %d of %d holds %d bytes of sampler workspace, %d of soft embeddings",
+            shard.rank,
+            shard.tp_size,
+            workspace.num_bytes,
+            self.diffusion_states.soft_embedding.nbytes,
         )
         collectives = ShardCollectives.of_group(get_tp_group())
         scores = LocalScores(

@@ -10,7 +10,6 @@ from vllm.logger import init_logger
 
 from vllm_diffgemma_tp.vocab_shard import VocabShard
 from vllm_diffgemma_tp.worker.live_line import LiveRank, format_live_line
-from vllm_diffgemma_tp.worker.memory_line import format_weights_line, weight_bytes
 
 # Loggers outside the vllm namespace have no handler, and the lines would be lost.
 logger = init_logger("vllm.plugins.vllm_diffgemma_tp")
@@ -31,4 +30,13 @@ def log_rank(model: nn.Module, shard: VocabShard, plugin_version: str) -> None:
         vocab_end=shard.end,
     )
     logger.info(format_live_line(live))
-    logger.info(format_weights_line(shard.rank, shard.tp_size, weight_bytes(model)))
+    logger.info(
+        "rank %d of %d holds %d bytes of weights",
+        *(shard.rank, shard.tp_size, weight_bytes(model)),
+    )
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of a model's weights, counting tied ones once."""
+    tensors = model.state_dict(keep_vars=True).values()
+    return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
