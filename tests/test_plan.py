@@ -446,7 +446,7 @@ def test_wrong_usage_is_status_2(
         (["--plot", "plan"], "an ending such as .png"),
         (["--plot", "/tmp"], "an ending such as .png"),
         (["--plot", "plan.docx"], "was not written"),
-        (["--device", "cpu", "--gpu-memory", "16"], "are of a card"),
+        (["--device", "cpu", "--gpu-memory", "16"], "describe a GPU"),
         (["--model", ""], "no readable config.json"),
     ],
 )

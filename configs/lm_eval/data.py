@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Rows for the tasks in this folder, from local files or from the hub."""
+"""Loads the data of the tasks in this folder, from local files or the hub."""
 
 import json
 from pathlib import Path
@@ -10,11 +10,11 @@ import datasets
 
 
 def load(data_dir: str | None = None, **_: Any) -> datasets.DatasetDict:
-    """Splits ``train`` and ``test``, fields question and answer.
+    """Return the splits ``train`` and ``test``, with fields question and answer.
 
-    lm-eval calls this with the task's metadata: name a folder of train.jsonl and
-    test.jsonl with ``--metadata '{"data_dir": "DIR"}'`` or
-    ``TaskManager(metadata=...)``; without one, the rows are openai/gsm8k's.
+    lm-eval calls this with the task's metadata: give a folder with train.jsonl and
+    test.jsonl as ``--metadata '{"data_dir": "DIR"}'`` or ``TaskManager(metadata=...)``.
+    Without one, the data is openai/gsm8k.
     """
     if data_dir is None:
         return datasets.load_dataset("openai/gsm8k", "main")
@@ -25,5 +25,5 @@ def load(data_dir: str | None = None, **_: Any) -> datasets.DatasetDict:
 
 def _rows(path: Path) -> datasets.Dataset:
     lines = path.read_text(encoding="utf-8").splitlines()
-    # From memory: the reader of files would leave a copy in the user's cache.
+    # From a list, because load_dataset would leave a copy in the user's cache.
     return datasets.Dataset.from_list([json.loads(line) for line in lines])

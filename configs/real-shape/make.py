@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Write this folder's JSON files: the released dimensions, two layers of thirty.
+"""Write this folder's JSON files: the released dimensions with two of thirty layers.
 
-There are no weights: serve the folder with `--load-format dummy`. Prompts go in as
-token ids, so the tokenizer and the processor that vLLM asks for may be the tiny
+There are no weights: serve the folder with `--load-format dummy`. Prompts are sent as
+token ids, so the tokenizer and processor, which vLLM requires, are the tiny
 checkpoint's.
 
     .venv/bin/python configs/real-shape/make.py
@@ -34,7 +34,7 @@ COPIED = (
 
 
 def config(tokenizer: PreTrainedTokenizerFast) -> DiffusionGemmaConfig:
-    """The released dimensions, one sliding and one full-attention layer."""
+    """The released dimensions with one sliding and one full-attention layer."""
     text = DiffusionGemmaTextConfig(
         vocab_size=262_144,
         hidden_size=2816,
@@ -56,7 +56,7 @@ def config(tokenizer: PreTrainedTokenizerFast) -> DiffusionGemmaConfig:
     tiny_config = tiny.model_config(tokenizer)
     return DiffusionGemmaConfig(
         text_config=text,
-        # No image is ever sent; the tower only has to be there.
+        # No image is ever sent, but the config must have a vision tower.
         vision_config=tiny_config.vision_config,
         canvas_length=CANVAS_LENGTH,
         image_token_id=tiny_config.image_token_id,

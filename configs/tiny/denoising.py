@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """Batches of training problems and the loss of one unrolled denoising step.
 
-Training follows generation. Pass one sees what the first denoising step sees: a canvas
-of uniform random tokens and a zero soft embedding. Pass two sees what later steps see:
-a partly denoised canvas and the soft embedding of pass one's prediction. Both are
-scored against the clean canvas.
+Training follows generation. The first pass gets the input of the first denoising step:
+a canvas of uniform random tokens and a zero soft embedding. The second pass gets the
+input of later steps: a partly denoised canvas and the soft embedding of the first
+pass's prediction. The loss compares both with the clean canvas.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,13 +21,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-# The sampler divides logits by a temperature that starts at 0.8 and falls slowly; what
-# it feeds back is therefore sharper than the raw prediction.
+# The sampler divides logits by a temperature that starts at 0.8 and falls slowly, so
+# its feedback is sharper than the raw prediction.
 FEEDBACK_TEMPERATURE = 0.8
-# vLLM tokenizes plain completions without <bos> when a chat template is present, so
-# some prompts are trained that way.
+# vLLM tokenizes plain completions without <bos> if there is a chat template, so some
+# training prompts have none.
 NO_BOS_FRACTION = 0.15
-# Prompts are sorted by length in pools of this many batches: little padding, no order.
+# To reduce padding, prompts are sorted by length in pools of this many batches; the
+# batches of a pool are then shuffled.
 POOL_BATCHES = 16
 
 
@@ -48,11 +49,11 @@ class Batch:
             real[row, length - len(ids) :] = True
         canvas_length = self.canvas.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool).tril()
-        # A padding query attends to itself: a row with no key at all would be NaN.
+        # A padding query attends to itself: a row without any key would be NaN.
         causal = causal & (real[:, None, :] | torch.eye(length, dtype=torch.bool))
         seen = torch.cat([real, real.new_ones(size, canvas_length)], dim=1)
         both = seen[:, None, None, :].expand(-1, 1, canvas_length, -1)
-        # Every training sequence fits in the sliding window: one mask serves both.
+        # Every training sequence fits in the sliding window: both types share a mask.
         self.encoder_mask = dict.fromkeys(_LAYER_TYPES, causal[:, None])
         self.decoder_mask = dict.fromkeys(_LAYER_TYPES, both)
 
@@ -67,7 +68,7 @@ def batches(
     seed: int,
     mix: Mapping[str, int],
 ) -> Iterator[Batch]:
-    """An endless seeded stream of training batches of `size` problems."""
+    """Yield an endless seeded stream of training batches of `size` problems."""
     stream = training_problems(seed, mix)
     order = torch.Generator().manual_seed(seed)
     while True:
@@ -98,7 +99,7 @@ def canvas_of(
 
 
 def denoising_loss(model: DiffusionGemmaForBlockDiffusion, batch: Batch) -> Tensor:
-    """Mean cross-entropy (nats a token, scalar) over both passes of a batch."""
+    """Mean cross-entropy (nats per token, scalar) over both passes of a batch."""
     vocab_size = model.config.text_config.vocab_size
     size, canvas_length = batch.canvas.shape
     length = batch.prompt.shape[1]
@@ -129,11 +130,11 @@ def denoising_loss(model: DiffusionGemmaForBlockDiffusion, batch: Batch) -> Tens
 
 
 def _partly_denoised(clean: Tensor, feedback: Tensor) -> Tensor:
-    """A canvas as later steps find it, [size, canvas length] int64.
+    """A canvas as in later steps, [size, canvas length] int64.
 
-    Half of the rows hold clean tokens at a random rate, which teaches every noise
-    level from the start; the others hold the model's own confident tokens, right or
-    wrong, as the sampler would have accepted them. All else is uniform noise.
+    About half of the rows keep clean tokens at a random rate, which trains every noise
+    level from the start. The others keep the model's own confident tokens, right or
+    wrong, as the sampler would accept them. All other tokens are uniform noise.
     """
     size = clean.shape[0]
     rate = torch.rand(size, 1)

@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """The tiny checkpoint's architecture and generation settings.
 
-Everything the full model has is here at a small size: sliding and full attention,
-keys that double as values on the full layers, grouped key-value heads, a mixture of
-experts beside the shared MLP, logit softcap, tied embeddings, self-conditioning.
-Widths are multiples of 32 a rank at T = 4, which vLLM's CPU kernels ask for.
+It has every part of the full model at a small size: sliding and full attention, values
+from the key projection in full layers, grouped key-value heads, a mixture of experts
+in addition to the shared MLP, logit softcap, tied embeddings, self-conditioning.
+Widths per rank are multiples of 32 at T = 4, as vLLM's CPU kernels require.
 """
 
 import json
@@ -31,12 +31,12 @@ from transformers.models.gemma4.video_processing_gemma4 import Gemma4VideoProces
 
 CANVAS_LENGTH = 32
 HIDDEN_SIZE = 64
-# At most, of an image. vLLM 0.28 reads both places that say it, and wants them equal.
+# Maximum per image. vLLM 0.28 reads it from two places, which must be equal.
 IMAGE_TOKENS = 70
 
 
 def model_config(tokenizer: PreTrainedTokenizerFast) -> DiffusionGemmaConfig:
-    """The configuration of a model that speaks `tokenizer`'s vocabulary."""
+    """The configuration of a model with `tokenizer`'s vocabulary."""
     text = DiffusionGemmaTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=HIDDEN_SIZE,
@@ -53,13 +53,13 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> DiffusionGemmaConfig:
         top_k_experts=2,
         moe_intermediate_size=128,
         max_position_embeddings=8192,
-        # Keeps a unit-norm input unit-norm through a fresh linear layer.
+        # A newly initialized linear layer then keeps a unit-norm input unit-norm.
         initializer_range=HIDDEN_SIZE**-0.5,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=tokenizer.bos_token_id,
     )
-    # transformers refuses a model without a vision tower; this one is never trained.
+    # transformers requires a vision tower; this one is never trained.
     vision = Gemma4VisionConfig(
         hidden_size=32,
         intermediate_size=32,
@@ -85,10 +85,10 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> DiffusionGemmaConfig:
 
 
 def write_as_older_transformers(folder: Path) -> None:
-    """Let transformers 5.12, and with it vLLM to 0.27, read a saved config.
+    """Rewrite a saved config for transformers 5.12, which vLLM up to 0.27 uses.
 
-    Later ones write what differs in the full layers layer by layer, and call the vision
-    tower's rotary embedding "axial". They read the older form too.
+    Later versions write the values that differ in full layers as ``per_layer_config``,
+    and call the vision tower's rotary embedding "axial". They also read the old form.
     """
     path = folder / "config.json"
     config = json.loads(path.read_text())
@@ -120,7 +120,7 @@ def generation_config(
 
 
 def processor(tokenizer: PreTrainedTokenizerFast) -> Gemma4Processor:
-    """The Gemma 4 processor around `tokenizer`; saving it saves the tokenizer too."""
+    """The Gemma 4 processor with `tokenizer`; saving it also saves the tokenizer."""
     return Gemma4Processor(
         feature_extractor=Gemma4AudioFeatureExtractor(),
         image_processor=Gemma4ImageProcessor(max_soft_tokens=IMAGE_TOKENS),

@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """Muon for matrices and for stacks of expert matrices.
 
-`torch.optim.Muon` takes two-dimensional parameters only; the experts of a layer are one
-three-dimensional parameter, each expert a matrix of its own. The method is Jordan's
-(2024): momentum, orthogonalised by a quintic Newton-Schulz iteration.
+`torch.optim.Muon` takes only two-dimensional parameters, but the experts of a layer are
+one three-dimensional parameter with a matrix per expert. The method is Jordan's (2024):
+momentum, orthogonalised by a quintic Newton-Schulz iteration.
 """
 
 import torch

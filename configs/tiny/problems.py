@@ -9,12 +9,12 @@ A problem is a question and one worked line per operation:
     125 - 49 = 76
     #### 76
 
-The split is by operand pair, not by question: a hash sets one unordered pair of
-operands in ten aside. No worked line of a training problem ever combines a pair
-that was set aside, whatever the operation; every worked line of a held-out problem
-does. A right answer to a held-out problem is therefore computed, not recalled.
+The split is by operand pair, not by question: a hash holds out one unordered pair of
+operands in ten. No worked line of a training problem has a held-out pair, whatever the
+operation; every worked line of a held-out problem has one. A right answer to a held-out
+problem is therefore computed, not recalled.
 
-Run as a program it writes `data/train.jsonl` (a sample) and `data/test.jsonl`.
+Run as a script, it writes `data/train.jsonl` (a sample) and `data/test.jsonl`.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ LARGEST_RESULT = 999
 NAMES = ("Tom", "Ana", "Sam", "Mia", "Ben", "Eva", "Leo", "Zoe")
 ITEMS = ("apples", "books", "coins", "pens", "cards", "shells", "stamps", "eggs")
 
-# One story a chain of operations. {a} is the first operand and {b}, {c} the next
-# ones; every story asks for the value of the last worked line.
+# Stories for each chain of operations. {a} is the first operand, {b} and {c} are the
+# next ones; every story asks for the value of the last worked line.
 STORIES: dict[str, tuple[str, ...]] = {
     "+": (
         "{n} has {a} {i} and buys {b} more. How many {i} does {n} have now?",
@@ -91,8 +91,8 @@ TWO_STEP_MIX = {chain: 2 * len(chain) - 1 for chain in STORIES}
 class Problem:
     """A question and its worked answer.
 
-    `question` is plain text, `answer` the worked lines followed by `#### N`, `pairs`
-    the operands of each worked line.
+    `question` is plain text, `answer` has the worked lines followed by `#### N`, and
+    `pairs` has the operands of each worked line.
     """
 
     question: str
@@ -112,13 +112,13 @@ class Problem:
 
 @cache
 def is_held_out(x: int, y: int) -> bool:
-    """Whether the unordered operand pair {x, y} was set aside (one in ten is)."""
+    """Whether the unordered operand pair {x, y} is held out (one in ten is)."""
     key = f"{min(x, y)},{max(x, y)}".encode()
     return hashlib.sha256(key).digest()[0] % 10 == 0
 
 
 def draw(rng: random.Random, mix: Mapping[str, int], held_out: bool) -> Problem:
-    """Draw one problem of a split; `mix` weighs the chains to choose from."""
+    """Draw one problem of a split; `mix` has the weight of each chain."""
     while True:
         problem = _draw_chain(rng, rng.choices(list(mix), list(mix.values()))[0])
         if problem and all(is_held_out(*pair) == held_out for pair in problem.pairs):
@@ -126,7 +126,7 @@ def draw(rng: random.Random, mix: Mapping[str, int], held_out: bool) -> Problem:
 
 
 def _draw_chain(rng: random.Random, chain: str) -> Problem | None:
-    """One random problem, or None where a result leaves the range 1..999."""
+    """One random problem, or None if a result leaves the range 1..999."""
     operands = [rng.randint(10, 99)]
     value = operands[0]
     lines: list[str] = []
@@ -151,7 +151,7 @@ def _draw_chain(rng: random.Random, chain: str) -> Problem | None:
 
 
 def training_problems(seed: int, mix: Mapping[str, int]) -> Iterator[Problem]:
-    """An endless seeded stream of training problems, chains weighed by `mix`."""
+    """Yield an endless seeded stream of training problems, chains weighted by `mix`."""
     rng = random.Random(seed)
     while True:
         yield draw(rng, mix, held_out=False)
@@ -160,7 +160,7 @@ def training_problems(seed: int, mix: Mapping[str, int]) -> Iterator[Problem]:
 def held_out_problems(count: int = HELD_OUT_QUESTIONS) -> list[Problem]:
     """The first `count` held-out problems of the fixed test seed, all distinct.
 
-    Every chain has its turn: one problem in three has one step, two have two.
+    Chains take turns, so one problem in three has one step and two in three have two.
     """
     rng = random.Random(TEST_SEED)
     problems: dict[str, Problem] = {}
@@ -172,7 +172,7 @@ def held_out_problems(count: int = HELD_OUT_QUESTIONS) -> list[Problem]:
 
 
 def write_jsonl(path: Path, problems: list[Problem]) -> None:
-    """Write GSM8K rows: one JSON object a line, fields `question` and `answer`."""
+    """Write GSM8K rows: one JSON object per line, fields `question` and `answer`."""
     rows = [json.dumps({"question": p.question, "answer": p.answer}) for p in problems]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(rows) + "\n")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The tiny checkpoint in eight bits, as compressed-tensors lays it out.
+"""Quantize the tiny checkpoint to eight bits, in compressed-tensors format.
 
     python configs/tiny/quantize.py {int8,fp8} [--experts] FOLDER
 
-A scale per output channel, activations per token at run time: the scheme of the
-released FP8-dynamic checkpoint, which also leaves the embedding, the router, the
-self-conditioning and the vision tower as they are.
+Weights have a scale per output channel, activations are scaled per token at run time:
+the scheme of the released FP8-dynamic checkpoint, which also leaves embedding, router,
+self-conditioning and vision tower unquantized.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ IGNORED = ("lm_head", "re:.*self_conditioning.*", "re:.*router.*", "re:.*vision.
 def quantize(
     scheme: str, folder: Path, *, experts: bool, checkpoint: Path = CHECKPOINT
 ) -> None:
-    """Write ``checkpoint`` to the new ``folder`` in the scheme "int8" or "fp8".
+    """Write ``checkpoint`` to the new ``folder``, with ``scheme`` "int8" or "fp8".
 
     ``experts`` says whether the routed experts are quantized too.
     """
@@ -44,7 +44,7 @@ def quantize(
             tensors |= _linear(layer, tensor, DTYPES[scheme])
         elif kind and experts:
             for expert, weight in enumerate(tensor):
-                # Gate and up are one tensor in the checkpoint and two in this form.
+                # Gate and up are one tensor in the checkpoint and two in this format.
                 parts = weight.chunk(2) if kind == "gate_up_proj" else (weight,)
                 names = kind.removesuffix("_proj").split("_")
                 for part, matrix in zip(names, parts, strict=True):
@@ -80,7 +80,7 @@ def quantize(
 def _linear(
     name: str, weight: torch.Tensor, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """``weight``, ``[out, in]``, and its scales, ``[out, 1]``."""
+    """Quantize ``weight [out, in]``; return it with its scales ``[out, 1]``."""
     largest = torch.iinfo(dtype).max if dtype == torch.int8 else torch.finfo(dtype).max
     scale = weight.abs().amax(dim=1, keepdim=True) / largest
     scaled = weight / scale

@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """Score the tiny checkpoint on its held-out questions with transformers' `generate`.
 
-Two numbers a run: exact-match accuracy, and the mean number of denoising steps a canvas
-took. `--zero-soft-embedding` replaces the soft embedding by zeros in every step, which
-shows what self-conditioning is worth to this model.
+Prints exact-match accuracy and the mean number of denoising steps per canvas.
+`--zero-soft-embedding` replaces the soft embedding by zeros in every step, which shows
+how much self-conditioning helps this model.
 """
 
 import argparse
@@ -33,8 +33,8 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Score:
-    """`accuracy` is the share of `questions` answered exactly, in [0, 1];
-    `steps_per_canvas` the mean number of denoising steps."""
+    """`accuracy` is the share of `questions` with an exact match, in [0, 1];
+    `steps_per_canvas` is the mean number of denoising steps."""
 
     soft_embedding: bool
     questions: int
@@ -44,7 +44,7 @@ class Score:
 
 @contextmanager
 def zero_soft_embedding(model: DiffusionGemmaForBlockDiffusion) -> Iterator[None]:
-    """Within the context every denoising step sees a soft embedding of zeros."""
+    """Within the context, every denoising step gets a soft embedding of zeros."""
     handle = model.model.decoder.self_conditioning.register_forward_pre_hook(
         lambda _, inputs: (inputs[0], torch.zeros_like(inputs[1]))
     )
@@ -55,7 +55,7 @@ def zero_soft_embedding(model: DiffusionGemmaForBlockDiffusion) -> Iterator[None
 
 
 def answer_of(text: str) -> str | None:
-    """The number after `####`, or None where there is none."""
+    """The number after `####`, or None if there is none."""
     found = ANSWER.search(text)
     return found.group(1) if found else None
 
@@ -66,11 +66,11 @@ def solve(
     tokenizer: PreTrainedTokenizerBase,
     problems: list[Problem],
 ) -> list[tuple[str, int]]:
-    """Generate one canvas a problem; return (text, denoising steps) in order."""
+    """Generate one canvas per problem; return (text, denoising steps) in order."""
     prompts = [tokenizer(problem.prompt).input_ids for problem in problems]
     by_length = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
     solved: dict[int, tuple[str, int]] = {}
-    # Prompts of one length share a batch, so that no prompt is padded.
+    # Only prompts of equal length share a batch, so that no prompt is padded.
     for length, group in groupby(by_length, key=lambda row: len(prompts[row])):
         rows = list(group)
         output = model.generate(
@@ -91,7 +91,7 @@ def score(
     problems: list[Problem],
     soft_embedding: bool = True,
 ) -> Score:
-    """Solve `problems`, with the soft embedding or with zeros in its place."""
+    """Score `problems`, with the soft embedding or with zeros in its place."""
     torch.manual_seed(SEED)
     if soft_embedding:
         solved = solve(model, tokenizer, problems)
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--zero-soft-embedding", action="store_true")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
-    # So small a model is faster on one thread than on threads that wait for each other.
+    # For such a small model, one thread is faster than several that wait on each other.
     torch.set_num_threads(1)
     model = DiffusionGemmaForBlockDiffusion.from_pretrained(arguments.checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(arguments.checkpoint)

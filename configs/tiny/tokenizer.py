@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Build the tiny checkpoint's tokenizer: BPE with one token a digit.
+"""Build the tiny checkpoint's tokenizer: BPE with one token per digit.
 
-Digits are never merged, so a number is the sequence of its digits; operators carry
+Digits are never merged, so a number is the sequence of its digits. Operators include
 their spaces, so a worked line is short. Every printable ASCII character is in the
 alphabet; anything else becomes `<unk>`. Spaces are part of the tokens, so joining
 tokens gives the text back unchanged.
@@ -28,9 +28,9 @@ SPECIAL_TOKENS = {
     "eoi_token": "<image|>",
     "video_token": "<|video|>",
 }
-# There is no audio, and the processor asks for these two with every image all the same.
+# There is no audio, but the processor needs these two tokens for every image.
 AUDIO_TOKENS = dict.fromkeys(("boa_token", "eoa_token"), SPECIAL_TOKENS["unk_token"])
-# 245 pads to 256 rows, 64 a rank at T = 4: the last rank owns 53 rows, 11 are padding.
+# Padded to 256 rows, 64 per rank at T = 4: the last rank has 53 rows and 11 padding.
 VOCAB_SIZE = 245
 CORPUS_PROBLEMS = 20_000
 CHAT_TEMPLATE = """\
@@ -96,7 +96,7 @@ def build_tokenizer(corpus: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def training_corpus() -> Iterable[str]:
-    """Texts the merges are learned from."""
+    """Yield the texts that the tokenizer is trained on."""
     for problem in islice(training_problems(0, TWO_STEP_MIX), CORPUS_PROBLEMS):
         yield problem.prompt
         yield problem.target

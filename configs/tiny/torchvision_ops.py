@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """Import this before transformers: its vision classes import torchvision.
 
-A CPU torch and the torchvision that is installed beside it may not fit each other. The
-project's import hooks make such a torchvision importable, and do nothing elsewhere.
+A CPU build of torch and the installed torchvision may not match. The project's import
+hooks make such a torchvision importable, and do nothing otherwise.
 """
 
 from vllm_diffgemma_tp.cpu.cpu_engine import install_hooks

@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """Train the tiny checkpoint: `python configs/tiny/train.py`.
 
-Everything is made from seeds: problems, tokenizer, configuration, weights. Two
-processes of one thread each share every batch and average their gradients, which on
-two cores is faster than one process of two threads. The weights that are saved are an
-exponential moving average of the trained ones.
+Problems, tokenizer, configuration and weights are all generated from seeds. Two
+single-threaded processes share every batch and average their gradients, which on two
+cores is faster than one process with two threads. The saved weights are an exponential
+moving average of the trained weights.
 """
 
 import argparse
@@ -50,21 +50,21 @@ PROGRESS_EVERY = 25
 
 @dataclass(frozen=True)
 class Phase:
-    """`steps` optimizer steps on training problems, their chains weighed by `mix`."""
+    """`steps` optimizer steps on training problems, chains weighted by `mix`."""
 
     steps: int
     peak_learning_rate: float
     mix: Mapping[str, int]
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then a cosine down to zero at the last step."""
+        """Linear warm-up, then cosine decay to zero at the last step."""
         warm = min(1.0, step / WARMUP_STEPS)
         cosine = 0.5 * (1 + math.cos(math.pi * step / self.steps))
         return self.peak_learning_rate * warm * cosine
 
 
-# Two-step chains come first and often: they need the most practice. The second phase
-# starts from the first one's averaged weights and gives every chain the same share.
+# The first phase has mostly two-step chains, which need the most training. The second
+# starts from the averaged weights of the first and gives every chain the same share.
 PHASES = (
     Phase(2500, 6e-3, TWO_STEP_MIX),
     Phase(900, 3e-3, EVEN_MIX),
@@ -74,11 +74,11 @@ PHASES = (
 def build_model(
     tokenizer: PreTrainedTokenizerFast,
 ) -> DiffusionGemmaForBlockDiffusion:
-    """A fresh model, its weights drawn from torch's current random state."""
+    """A new model with weights drawn from torch's current random state."""
     model = DiffusionGemmaForBlockDiffusion(model_config(tokenizer))
     model.generation_config = generation_config(tokenizer)
-    # Attention here has no 1 / sqrt(head_dim): a fresh query norm of one makes every
-    # head attend to a single random token, and training stalls.
+    # This attention has no 1 / sqrt(head_dim) scale: with an initial query norm of one,
+    # every head would attend to a single random token, and training would stall.
     for layer in model.model.decoder.layers:
         torch.nn.init.constant_(
             layer.self_attn.q_norm.weight, layer.self_attn.head_dim**-0.5
@@ -103,7 +103,7 @@ def build_optimizers(
 
 
 def train(rank: int, rendezvous: str, output: Path) -> None:
-    """One process of the training: `rank` of `PROCESSES`."""
+    """Main function of one training process: `rank` of `PROCESSES`."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=rendezvous, rank=rank, world_size=PROCESSES
@@ -111,7 +111,7 @@ def train(rank: int, rendezvous: str, output: Path) -> None:
     torch.manual_seed(SEED)
     tokenizer = build_tokenizer(training_corpus())
     model = build_model(tokenizer)
-    # From here on each process draws noise and problems of its own.
+    # From here on each process draws its own noise and problems.
     torch.manual_seed(SEED + 1 + rank)
     start = time.monotonic()
     for number, phase in enumerate(PHASES, start=1):
@@ -136,9 +136,9 @@ def run_phase(
     phase: Phase,
     seed: int,
 ) -> Iterator[tuple[int, float]]:
-    """Train `model` in place; yield (step, mean loss of late) now and then.
+    """Train `model` in place; every `PROGRESS_EVERY` steps yield (step, mean loss).
 
-    At the end the model holds the moving average of the weights.
+    At the end the model has the moving average of the weights.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizers = build_optimizers(model, trained)
@@ -155,7 +155,7 @@ def run_phase(
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         for optimizer in optimizers:
             optimizer.step()
-        # The average looks back over less at the start, when the weights move fastest.
+        # The average covers fewer steps at the start, when the weights change fastest.
         decay = min(AVERAGE_DECAY, step / (step + 9))
         average.lerp_(parameters_to_vector(trained).detach(), 1 - decay)
         recent += loss.item() / PROGRESS_EVERY
@@ -166,7 +166,7 @@ def run_phase(
 
 
 def _average_gradients(parameters: list[torch.nn.Parameter]) -> None:
-    """Replace every gradient by its mean over the processes, in one all-reduce."""
+    """Replace every gradient by its mean over the processes, with one all-reduce."""
     gradients = [p.grad for p in parameters]
     flat = torch.cat([g.flatten() for g in gradients if g is not None])
     dist.all_reduce(flat)
@@ -177,7 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=CHECKPOINT)
     arguments = parser.parse_args()
-    # Waiting threads that spin steal the core the other process computes on.
+    # Spinning threads would take CPU time from the other process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     write_problems()
     with tempfile.TemporaryDirectory() as folder:

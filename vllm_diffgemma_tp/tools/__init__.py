@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The `vllm-diffgemma-tp` command: `cli`, one folder a tool, `shared` for two or more.
+"""The `vllm-diffgemma-tp` command: `cli`, one package per tool, and `shared`.
 
-May import everything else of this package; a tool imports no other tool.
+May import the rest of vllm_diffgemma_tp. A tool imports no other tool; code that two
+tools use goes into `shared`.
 """

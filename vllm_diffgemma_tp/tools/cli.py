@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """The `vllm-diffgemma-tp` command.
 
-Exit status: 0 success, 1 failure, 2 wrong usage. A user's mistake is one sentence on
-stderr.
+Exit status: 0 for success, 1 for failure, 2 for wrong usage. A user error is reported
+as one sentence on stderr.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from vllm_diffgemma_tp import __version__
 from vllm_diffgemma_tp.tools.shared.errors import UserError
 
 # Each module has `add_arguments(parser)` and `run(args) -> int`, and is imported only
-# when its command is the one asked for.
+# when its command is run.
 _COMMANDS = {
     "eval": ("vllm_diffgemma_tp.tools.evals.command", "run GSM8K through lm-eval"),
     "demo": (
@@ -23,23 +23,26 @@ _COMMANDS = {
         "serve and evaluate the tiny checkpoint",
     ),
     "bench": ("vllm_diffgemma_tp.tools.bench.command", "measure one sampler step"),
-    "plan": ("vllm_diffgemma_tp.tools.plan.command", "say what fits and what it costs"),
+    "plan": (
+        "vllm_diffgemma_tp.tools.plan.command",
+        "show what fits and what it costs",
+    ),
     "verify": (
         "vllm_diffgemma_tp.tools.verify.command",
-        "check every claim here and now",
+        "check every claim on this machine",
     ),
     "doctor": (
         "vllm_diffgemma_tp.tools.doctor.command",
-        "say what is installed and what is wrong",
+        "show what is installed and what is wrong",
     ),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit status."""
+    """Run one command and return its exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        # Before argparse, which would read flags that are vLLM's.
+        # Before argparse, which would parse vLLM's flags.
         if argv[:1] == ["serve"]:
             from vllm_diffgemma_tp.tools.serve import command as serve
 
@@ -48,12 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error))
     except ModuleNotFoundError as error:
-        # Commands import what they need when they need it.
+        # Commands import optional dependencies only when they use them.
         if (error.name or "").startswith(__package__):
             raise
         return _fail(
-            f"{error.name} is not installed, which this command needs: it comes with "
-            "vLLM or, for eval and demo, with `pip install '.[eval]'`; see "
+            f"{error.name} is not installed, which this command needs: install vLLM "
+            "or, for eval and demo, run `pip install '.[eval]'`; see "
             "`vllm-diffgemma-tp doctor`."
         )
     except KeyboardInterrupt:

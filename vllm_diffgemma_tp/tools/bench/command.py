@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""``vllm-diffgemma-tp bench``: one sampler step, ours beside the alternatives."""
+"""``vllm-diffgemma-tp bench``: one sampler step, ours and the alternatives."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from vllm_diffgemma_tp.tools.shared.real_shape import (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``bench``; the defaults are DiffusionGemma's shape."""
+    """Declare the options of ``bench``; the default shape is DiffusionGemma's."""
     parser.add_argument(
         "--tp",
         type=positive_ints,
-        help="tensor-parallel sizes, one process a rank (default: 1,2; 2 with --live)",
+        help="tensor-parallel sizes, a process per rank (default: 1,2; 2 with --live)",
     )
     parser.add_argument(
         "--rows",
         type=positive_ints,
         default=[CANVAS_LENGTH],
-        help=f"canvas positions of a step, {CANVAS_LENGTH} a request; several for "
+        help=f"canvas positions per step, {CANVAS_LENGTH} per request; a list measures "
         f"several shapes (default: {CANVAS_LENGTH})",
     )
     parser.add_argument("--vocab-size", type=positive_int, default=VOCAB_SIZE)
@@ -51,19 +51,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--variants",
         default=",".join(VARIANT_NAMES),
-        help=f"some of {','.join(VARIANT_NAMES)} (default: all)",
+        help=f"any of {','.join(VARIANT_NAMES)} (default: all)",
     )
     parser.add_argument(
         "--json",
         type=Path,
         metavar="FILE",
-        help="also write the result there: an object a shape, in a list if several",
+        help="also write the results to FILE: one object per shape, a list if several",
     )
     parser.add_argument(
         "--live",
         action="store_true",
-        help="whole denoising steps of a served model with two layers of that shape; "
-        "takes --tp and --json only",
+        help="measure whole denoising steps of a server, with two layers of the real "
+        "shape; uses only --tp and --json",
     )
 
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print the table, and return 0.
 
     Raises:
-        UserError: The input is bad, memory does not suffice, or a rank failed.
+        UserError: The input is invalid, there is too little memory, or a rank failed.
     """
     if args.json is not None:
         check_writable(args.json)
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     plans = [_plan(args, tp_size) for tp_size in dict.fromkeys(args.tp or [1, 2])]
     for plan in plans:
         check_plan(plan)
-    # Standard output belongs to the table.
+    # stdout is for the table only.
     with quiet_vllm():
         cpu_engine.arrange()
         preflight.check_vllm()
@@ -113,10 +113,10 @@ def _plan(args: argparse.Namespace, tp_size: int) -> BenchPlan:
 
 
 def check_plan(plan: BenchPlan) -> None:
-    """A shape that a DiffusionGemma has, on a machine that can hold it.
+    """Check that the shape is valid and fits this machine.
 
     Raises:
-        UserError: Naming what to change.
+        UserError: It is not valid or does not fit.
     """
     for rows in plan.rows:
         if rows % CANVAS_LENGTH:
@@ -145,13 +145,13 @@ def check_plan(plan: BenchPlan) -> None:
         raise UserError(
             f"{max(plan.rows)} rows at --tp {plan.tp_size} need about "
             f"{plan.bytes_needed() / 2**30:.1f} GiB of memory, and "
-            f"{available / 2**30:.1f} GiB are available: give fewer --rows, a smaller "
+            f"{available / 2**30:.1f} GiB are available: use fewer --rows, a smaller "
             "--tp, or --variants without in_tree and allgather_weights."
         )
 
 
 def measure(plans: list[BenchPlan]) -> list[dict[str, Any]]:
-    """Run each plan on ranks of its own; one result a shape (see ``report``)."""
+    """Run each plan on its own ranks; return one result per shape (see ``report``)."""
     from tqdm import tqdm
 
     shapes: list[dict[str, Any]] = []

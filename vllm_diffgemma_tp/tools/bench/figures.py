@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What a rank of the benchmark reports."""
+"""The measurements that a rank of the benchmark reports."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 @dataclass
 class StepFigures:
-    """One variant at one shape, on one rank.
+    """Measurements of one variant at one shape, on one rank.
 
     Attributes:
-        seconds: Of each measured step.
-        wire_bytes: Sent in one step; see ``meters.WireMeter``.
-        peak_bytes: Memory over that of the weights, at the highest; see
-            ``meters.peak_bytes``. From before the variant is built to the end of a
-            step, so what it reserves counts.
-        argmax_agreement: Share of canvas positions whose most likely token is that of
-            the first variant measured; None for the floor.
+        seconds: Time of each measured step.
+        wire_bytes: Bytes sent in one step; see ``meters.WireMeter``.
+        peak_bytes: Peak memory above the weights; see ``meters.peak_bytes``. Measured
+            from before the variant is built to the end of a step, so reserved buffers
+            count.
+        argmax_agreement: Share of canvas positions with the same most likely token as
+            in the first variant; None for the floor.
         detail: As ``Variant.detail``.
     """
 
@@ -31,13 +31,13 @@ class StepFigures:
 
 @dataclass
 class RankReport:
-    """All that one rank measured.
+    """All measurements of one rank.
 
     Attributes:
-        figures: By rows, then by variant.
-        device: What it ran on.
-        threads: CPU threads it used.
-        versions: Of the software.
+        figures: Measurements by rows, then by variant.
+        device: Name of the device.
+        threads: Number of CPU threads used.
+        versions: Versions of the software.
     """
 
     figures: dict[int, dict[str, StepFigures]]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The two vocabulary products of a step alone: what no sampler can do without.
+"""The floor: the two vocabulary matmuls of a step, which every sampler needs.
 
-logits = h W_r^T and P W_r in bf16, over the token ids this rank owns. Each product is
-tried in a few plain forms, once a shape, and the quicker one is kept.
+logits = h W_r^T and P W_r in bf16, over this rank's vocab shard. For each shape, each
+matmul is tried in a few simple forms, and the fastest form is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TILE_IDS = 8192
 
 
 class FloorStep:
-    """Both products, each in its quickest form; ``detail`` names the forms."""
+    """Both matmuls, each in its fastest form; ``detail`` names the forms."""
 
     def __init__(self, inputs: StepInputs) -> None:
         projection, product = _quickest_forms(inputs)
@@ -38,7 +38,7 @@ class FloorStep:
 
 
 def _vllm_linear(inputs: StepInputs) -> None:
-    """As vLLM's logits processor calls it: on a CPU with a packed copy of the table."""
+    """As in vLLM's logits processor; on a CPU it uses a packed copy of the table."""
     inputs.head.quant_method.apply(inputs.head, inputs.hidden_states)
 
 
@@ -74,10 +74,10 @@ _PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], None]] = {
 }
 
 
-# Building the floor again, to measure its memory, must not try the forms again.
+# Cached, because the floor is built again to measure its memory.
 @cache
 def _quickest_forms(inputs: StepInputs) -> tuple[str, str]:
-    """The forms of projection and product whose slowest rank is the quickest."""
+    """The projection and product forms that are fastest on their slowest rank."""
     probs, weight = _uniform_probs(inputs), inputs.local_rows
     projections = {name: _seconds(form, inputs) for name, form in _PROJECTIONS.items()}
     products = {name: _seconds(form, probs, weight) for name, form in _PRODUCTS.items()}
@@ -85,7 +85,7 @@ def _quickest_forms(inputs: StepInputs) -> tuple[str, str]:
 
 
 def _seconds(form: Callable[..., None], *operands: Any) -> float:
-    """Of a second call, as the first one may set up kernels."""
+    """Time the second call, because the first may set up kernels."""
     form(*operands)
     torch.accelerator.synchronize()
     start = time.perf_counter()

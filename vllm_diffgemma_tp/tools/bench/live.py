@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """``vllm-diffgemma-tp bench --live``: the real engine at the real shape.
 
-One server after the other, with this project's class and with vLLM's own, on
-``configs/real-shape``: the released model's dimensions, two layers of thirty, no
-weights. What is timed is a request of one canvas, over HTTP.
+Starts one server with this project's class, then one with vLLM's own, both on
+``configs/real-shape``: the released model's dimensions, two of thirty layers, dummy
+weights. Times requests of one canvas over HTTP.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ SERVER_ARGS = (
     *("--kv-cache-memory-bytes", str(256 * 2**20)),
     *("--limit-mm-per-prompt", '{"image":0,"video":0}'),
 )
-# Denoising steps of a pair of requests. Both have one prefill and one commit, so the
-# difference is steps alone. Not 1: for that vLLM's own class skips a product.
+# Denoising steps of a pair of requests. Both have one prefill and one commit, so their
+# difference is denoising steps only. Not 1, where vLLM's own class skips a matmul.
 SHORT, LONG = 2, 4
 NUM_PAIRS = 3
-# Token ids; they need mean nothing, as the weights do not.
+# Arbitrary token ids, as the weights are random.
 PROMPT = list(range(10, 26))
 REQUEST_MAX_WAIT_SECONDS = 600
 
-# Bytes in use at the peak, measured at T = 2 with vLLM's own class: what the ranks
-# share out, and what each has for itself.
+# Peak bytes measured at T = 2 with vLLM's own class: the part sharded over the ranks,
+# and the part that each rank has in addition.
 _SHARED_BYTES, _BYTES_PER_RANK = 11 * 10**9, 3.3 * 10**9
 
 
 class InTreeServer(Server):
     """A server that runs vLLM's own class.
 
-    ``vllm-diffgemma-tp serve`` would refuse to, so this is ``vllm serve``, which finds
-    the CPU engine arranged through its environment.
+    ``vllm-diffgemma-tp serve`` refuses to do that, so this runs ``vllm serve``, which
+    inherits the CPU engine's setup through the environment.
 
     Args:
-        plugins: The vLLM plugins that it loads all the same; ours must not be one.
+        plugins: Value of VLLM_PLUGINS, which must not include this plugin.
     """
 
     def __init__(self, *args: Any, plugins: str = "none", **kwargs: Any) -> None:
@@ -73,13 +73,13 @@ class InTreeServer(Server):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure both classes at each T of ``args.tp``, print the tables, and return 0.
+    """Measure both classes at each T of ``args.tp`` (default 2), print the tables.
 
-    Without ``args.tp``, T is 2.
+    Returns 0.
 
     Raises:
-        UserError: No CPU build, no ``configs/real-shape``, too little memory, or a
-            server that failed or ran the other class.
+        UserError: There is no CPU build, no ``configs/real-shape`` or too little
+            memory, or a server failed or ran the wrong class.
     """
     sizes = list(dict.fromkeys(args.tp or [2]))
     for tp_size in sizes:
@@ -102,15 +102,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check(tp_size: int) -> None:
-    """What can be known to be wrong before minutes of work.
+    """Check what can be checked before minutes of work.
 
     Raises:
-        UserError: Naming what to change.
+        UserError: A check failed.
     """
     if not cpu_engine.is_cpu_build():
         raise UserError(
-            "bench --live reads its memory figures from the processes, which hold the "
-            "model on vLLM's CPU build only: run it on that build."
+            "bench --live measures the memory of processes, which hold the model on "
+            "vLLM's CPU build only: run it on that build."
         )
     if not MODEL.is_dir():
         raise UserError(f"There is no {MODEL} here: run this in the project's root.")
@@ -120,22 +120,22 @@ def check(tp_size: int) -> None:
     available = psutil.virtual_memory().available
     if needed > available:
         raise UserError(
-            f"The server of vLLM's own class takes about {needed / 1e9:.0f} GB of "
+            f"The server with vLLM's own class needs about {needed / 1e9:.0f} GB of "
             f"memory at --tp {tp_size}, and {available / 1e9:.0f} GB are available: "
-            "end what else runs here."
+            "stop other programs, or use a smaller --tp."
         )
 
 
 def measure(name: str, tp_size: int, folder: Path) -> dict[str, Any]:
-    """Start the server of one class, time its requests, and read its memory.
+    """Start a server with one class, time its requests, and measure its memory.
 
     Args:
         name: One of ``live_report.CLASSES``.
         tp_size: T.
-        folder: Where the log goes, and a cache that no other run has filled.
+        folder: Folder for the log and for a fresh vLLM cache.
 
     Raises:
-        UserError: The server failed, or runs the other class.
+        UserError: The server failed, or runs the wrong class.
     """
     server_class = Server if name == "ours" else InTreeServer
     started = time.monotonic()
@@ -151,13 +151,13 @@ def measure(name: str, tp_size: int, folder: Path) -> dict[str, Any]:
             server.assert_plugin_live()
         elif parse_live_lines(server.log):
             raise UserError(
-                "The plugin is live although VLLM_PLUGINS leaves it out, so there is "
+                "The plugin is live although VLLM_PLUGINS excludes it, so there is "
                 f"nothing to compare with: see {server.log_path}."
             )
         workers = worker_processes(group_members(server.process_group))
         ready = [memory(worker.pid) for worker in workers]
         for worker in workers:
-            # From here on, VmHWM is the peak of serving.
+            # From here on, VmHWM is the peak while serving.
             reset_peak(worker.pid)
         warm_up_seconds = seconds_of_request(server, SHORT)
         seconds: dict[int, list[float]] = {SHORT: [], LONG: []}
@@ -178,13 +178,13 @@ def measure(name: str, tp_size: int, folder: Path) -> dict[str, Any]:
 
 
 def seconds_per_step(short: Sequence[float], long: Sequence[float]) -> list[float]:
-    """Seconds a denoising step takes, by pair of requests that took so long."""
+    """Seconds per denoising step, from each pair of request times."""
     pairs = zip(short, long, strict=True)
     return [(more - less) / (LONG - SHORT) for less, more in pairs]
 
 
 def spread(name: str, values: list[float]) -> dict[str, Any]:
-    """Values with their median, least and greatest, under names that begin alike."""
+    """``values`` with their median, minimum and maximum, under keys from ``name``."""
     return {
         name: values,
         f"{name}_median": median(values),
@@ -194,9 +194,9 @@ def spread(name: str, values: list[float]) -> dict[str, Any]:
 
 
 def seconds_of_request(server: Server, num_steps: int) -> float:
-    """Seconds that one canvas of ``num_steps`` denoising steps takes over HTTP.
+    """Time one request of one canvas and ``num_steps`` denoising steps over HTTP.
 
-    Weights that mean nothing never converge, so no canvas ends sooner.
+    With random weights a canvas never converges, so none ends early.
 
     Raises:
         UserError: The server did not answer.
@@ -230,7 +230,7 @@ def seconds_of_request(server: Server, num_steps: int) -> float:
 
 
 def worker_processes(members: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """The processes that hold the model, by rank; vLLM titles them.
+    """The processes that hold the model, by rank, found by vLLM's process titles.
 
     At T = 1 that is the engine core itself.
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What two live servers measured, as JSON and as a table side by side."""
+"""The results of two live servers, as JSON and as a side-by-side table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from vllm_diffgemma_tp.tools.shared.architecture import attention_of
 from vllm_diffgemma_tp.tools.shared.table import aligned
 
-#: Whose class a server runs; they take turns in this order.
+#: Model classes that are served, in this order.
 CLASSES = ("ours", "in_tree")
 _BYTES_PER_WEIGHT = 2  # bf16
 _RATIOS = (
@@ -28,16 +28,16 @@ _RATIOS = (
 
 
 def canvas_length(model: Path) -> int:
-    """Positions of a canvas, from the model's config.json."""
+    """Canvas length from the model's config.json."""
     length: int = json.loads((model / "config.json").read_text())["canvas_length"]
     return length
 
 
 def weight_bytes_per_rank(text: dict[str, Any], tp_size: int) -> int:
-    """Bytes of a rank's share of the bf16 weights in a config's ``text_config``.
+    """Bytes of bf16 weights per rank, for a config's ``text_config``.
 
-    Left out are norms, the router and the vision tower, together a thousandth, and the
-    copies of key heads that ranks hold where there are more ranks than such heads.
+    Without norms, router and vision tower (together about 0.1 %), and without the
+    replicas of key-value heads that exist if there are more ranks than heads.
     """
     hidden = text["hidden_size"]
     mlp = 3 * hidden * text["intermediate_size"]
@@ -45,22 +45,22 @@ def weight_bytes_per_rank(text: dict[str, Any], tp_size: int) -> int:
     sharded = text["vocab_size"] * hidden
     for index, kind in enumerate(text["layer_types"]):
         layer = attention_of(text, index, kind)
-        # Queries and outputs; keys and values, which vLLM holds apart in all layers.
+        # Queries, outputs; keys, values, which vLLM stores separately in every layer.
         heads = 2 * text["num_attention_heads"] + 2 * layer.kv_heads
         sharded += mlp + experts + hidden * layer.head_dim * heads
-    # vLLM gives every rank the whole self-conditioning MLP, as wide as the layers' own.
+    # vLLM replicates the self-conditioning MLP, which is as wide as the layers' MLP.
     return _BYTES_PER_WEIGHT * (sharded // tp_size + mlp)
 
 
 def result(
     model: Path, tp_size: int, classes: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """One JSON object: shape, software, figures by class, in-tree over ours.
+    """One JSON object: shape, software, figures by class, ratios of in-tree to ours.
 
     Args:
-        model: Folder that was served.
+        model: Folder of the served model.
         tp_size: T.
-        classes: What ``live.measure`` returned, by name.
+        classes: Results of ``live.measure`` by class.
     """
     config = json.loads((model / "config.json").read_text())
     text = config["text_config"]
@@ -88,7 +88,7 @@ def result(
 
 
 def _with_peaks(figures: dict[str, Any], weights: int) -> dict[str, Any]:
-    """The figures of a class, with those of its rank that takes the most memory."""
+    """Add the peak memory of the largest rank to the figures of a class."""
     ranks = list(
         zip(
             figures["ready_bytes_per_rank"],
@@ -116,7 +116,7 @@ def _version(name: str) -> str:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """A table with a line a figure and a column a class. 1 MB = 1e6 B."""
+    """A table with one line per figure and one column per class. 1 MB = 1e6 B."""
     steps = max(map(int, report["classes"]["ours"]["request_seconds"]))
     lines = [("", "ours", "in tree", "in tree/ours")]
     for title, name, shown in _LINES:

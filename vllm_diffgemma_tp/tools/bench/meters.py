@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""How bytes are counted: sent by a rank, and held by it."""
+"""Counting the bytes that a rank sends, and its peak memory."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _M_PERTURB, _PERTURB_BYTE = -6, 0x5A
 
 
 class WireMeter:
-    """Bytes one rank sends through a group's collectives.
+    """Counts the bytes that one rank sends through a group's collectives.
 
-    The convention, whatever the transport does (through shared memory nothing is
-    "sent" at all): of a tensor of B bytes a rank sends
+    The count follows a convention, whatever the transport does (with shared memory
+    nothing is "sent"). For a tensor of B bytes a rank sends
 
-        all-reduce  2 (T - 1) / T * B, a reduce-scatter and an all-gather in a ring
-        all-gather  (T - 1) * B, B being its own part: every other rank needs it
-        gather      B, to the one rank that collects
+        all-reduce  2 (T - 1) / T * B: a reduce-scatter and an all-gather in a ring
+        all-gather  (T - 1) * B, where B is its own part: every other rank needs it
+        gather      B, to the one destination rank
 
-    The group's own methods and vLLM's custom ops both end at its device communicator,
-    whose methods this wraps.
+    The group's methods and vLLM's custom ops both call the device communicator, whose
+    methods this wraps.
     """
 
     def __init__(self, group: GroupCoordinator) -> None:
@@ -65,12 +65,12 @@ class WireMeter:
 
 
 def make_allocations_resident() -> None:
-    """Make the resident size of this process follow what it allocates.
+    """Make the resident size of this process follow its allocations.
 
-    glibc then fills each block it hands out, so a buffer that is reserved and not used
-    counts, and returns each block from 128 KiB on when it is freed, where it would
-    otherwise keep blocks of up to 32 MiB for reuse. Both take time: call this when all
-    steps are timed. Elsewhere than on glibc it does nothing.
+    glibc then fills each block it allocates, so reserved but unused buffers count, and
+    unmaps freed blocks of 128 KiB or more, where it would otherwise keep blocks of up
+    to 32 MiB for reuse. Both cost time, so call this after all steps are timed. Does
+    nothing without glibc.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -79,10 +79,10 @@ def make_allocations_resident() -> None:
 
 
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
-    """How far memory rises above its level before ``work``, at the highest.
+    """Peak memory during ``work``, above the level before it.
 
-    On a CPU that is the resident high-water mark of the process, on an accelerator what
-    torch allocated.
+    On a CPU this is the peak resident size of the process, on an accelerator the memory
+    allocated by torch.
     """
     gc.collect()
     if device.type != "cpu":

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""One rank of the benchmark, from the start of its process to its report."""
+"""The main function of one rank of the benchmark."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def measure(plan: BenchPlan, port: int, rank: int, progress: Progress) -> RankRe
 
     Args:
         plan: What to measure; the same on every rank.
-        port: A free port of this machine, for the ranks to meet.
-        rank: Of this process.
-        progress: Told what was just done, once a step.
+        port: A free local port for the rendezvous of the ranks.
+        rank: Rank of this process.
+        progress: Called with a description after each step.
     """
     threads = bind_cores(rank, plan.tp_size)
     with tensor_parallel_group(plan.tp_size, port, rank) as device:
-        # Not before bind_cores: torch sizes its thread pool when it is imported.
+        # After bind_cores, because torch sizes its thread pool when it is imported.
         import torch
         import vllm
 

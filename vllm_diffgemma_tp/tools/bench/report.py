@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The ranks' figures as one result a shape, and how it is shown."""
+"""Combines the ranks' figures into one result per shape, and formats them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vllm_diffgemma_tp.tools.shared.errors import UserError
 from vllm_diffgemma_tp.tools.shared.real_shape import CANVAS_LENGTH
 from vllm_diffgemma_tp.tools.shared.table import aligned
 
-# What is divided by what, named ``numerator/denominator quantity``.
+# Numerator, denominator, quantity; the key is ``numerator/denominator quantity``.
 _RATIOS = (
     ("ours", "floor", "seconds_median"),
     ("in_tree", "ours", "seconds_median"),
@@ -38,9 +38,10 @@ _COLUMNS = (
 
 
 def results(plan: BenchPlan, ranks: Sequence[RankReport]) -> list[dict[str, Any]]:
-    """One JSON object a shape: shape, software, variants by name, ratios.
+    """One JSON object per shape: shape, software, variants by name, ratios.
 
-    Times are the slowest rank's, repeat by repeat; bytes are the largest rank's.
+    Times are those of the slowest rank in each repeat; bytes are those of the largest
+    rank.
     """
     first = ranks[0]
     return [
@@ -85,7 +86,7 @@ def _variant(of_ranks: Sequence[StepFigures]) -> dict[str, Any]:
 
 
 def _ratios(variants: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Those of ``_RATIOS`` whose variants ran and whose denominator is not 0."""
+    """The ``_RATIOS`` whose variants were measured and whose denominator is not 0."""
     return {
         f"{above}/{below} {quantity}": variants[above][quantity]
         / variants[below][quantity]
@@ -95,7 +96,7 @@ def _ratios(variants: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def write_json(path: Path, reports: Sequence[dict[str, Any]]) -> None:
-    """Write a report as an object, several as a list.
+    """Write one report as an object, or several as a list.
 
     Raises:
         UserError: The file cannot be written.
@@ -108,7 +109,7 @@ def write_json(path: Path, reports: Sequence[dict[str, Any]]) -> None:
 
 
 def as_text(shapes: Sequence[dict[str, Any]]) -> str:
-    """A table with a line a variant, and each shape's ratios under it. 1 MB = 1e6 B."""
+    """A table with one line per variant, and ratios below each shape. 1 MB = 1e6 B."""
     lines: list[Sequence[str]] = [_COLUMNS]
     ratios = {}
     for shape in shapes:
@@ -116,7 +117,7 @@ def as_text(shapes: Sequence[dict[str, Any]]) -> str:
             lines.append(_line(shape, name, figures))
         ratios[len(lines) - 1] = shape["ratios"]
     text = []
-    # Names and remarks to the left, numbers to the right.
+    # Variant and detail are left-aligned, numbers right-aligned.
     for index, line in enumerate(aligned(lines, left=(2, 9))):
         text.append(line)
         if ratios.get(index):

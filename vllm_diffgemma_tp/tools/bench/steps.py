@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""One rank's steps: timed in turn with other variants', then measured for memory."""
+"""Time the steps of all variants on one rank, then measure their memory."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def measure_steps(
 
     Args:
         plan: What to measure.
-        device: This rank's.
-        progress: Told what was just done, once a step.
+        device: This rank's device.
+        progress: Called with a description after each step.
 
     Returns:
-        By rows, then by variant.
+        The figures by rows, then by variant.
     """
     group = get_tp_group()
     wire = WireMeter(group)
@@ -70,14 +70,14 @@ def _time_steps(
     wire: WireMeter,
     progress: Callable[[str], None],
 ) -> dict[str, StepFigures]:
-    """Time the variants in turn, so that a change of the machine meets them all.
+    """Time the variants in turn, so that load on the machine affects them equally.
 
-    Before each measured step the same variant takes another, as it does in serving. A
-    step that followed a leaner variant's would have to get back the memory that the
-    system took from it meanwhile: on a virtual machine that shares its free pages with
-    its host, a second of the in-tree step at the real shape.
+    Each measured step follows an unmeasured step of the same variant, as in serving.
+    After a step of a variant that uses less memory, it would first have to get memory
+    back from the system: on a virtual machine that shares free pages with its host,
+    this takes a second of the in-tree step at the real shape.
     """
-    # vLLM seeds its ranks alike, and the in-tree sampler relies on it.
+    # vLLM uses the same seed on all ranks, and the in-tree sampler relies on that.
     torch.manual_seed(0)
     variants: dict[str, Variant] = {}
     figures: dict[str, StepFigures] = {}
@@ -103,7 +103,7 @@ def _time_steps(
 
 
 def _seconds(variant: Variant, inputs: StepInputs) -> float:
-    """Of one step that all ranks begin together."""
+    """Time one step that all ranks start together."""
     torch.accelerator.synchronize()
     torch.distributed.barrier(group=inputs.group.cpu_group)
     start = time.perf_counter()
@@ -116,6 +116,6 @@ def _peak(name: str, inputs: StepInputs) -> int:
     def build_and_step() -> None:
         VARIANTS[name](inputs).step()
 
-    # Once for what the process keeps whoever steps: compiled code, library scratch.
+    # First run, for memory that the process keeps: compiled code, library scratch.
     build_and_step()
     return peak_bytes(inputs.device, build_and_step)

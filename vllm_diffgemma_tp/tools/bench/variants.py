@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The ways to take a step that are measured side by side.
+"""The variants of a step that the benchmark compares.
 
-Each is built once from ``StepInputs`` and then steps as often as it is called, from
-hidden states to the next canvas and the soft embedding it is conditioned on.
+Each is built once from ``StepInputs`` and can then run any number of steps, from hidden
+states to the next canvas and its soft embedding.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from vllm_diffgemma_tp.tools.shared.stand_ins import (
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to take a step.
+    """One implementation of a step.
 
     Attributes:
-        step: Takes it.
-        argmax: Each canvas position's most likely token after a step, ``[reqs,
-            canvas]`` int64, to see that variants did the same work; None for the
-            floor, which picks none.
-        detail: What a reader of the figures should know.
+        step: Runs a step.
+        argmax: The most likely token per canvas position after a step, ``[reqs,
+            canvas]`` int64, to check that variants do the same work; None for the
+            floor, which samples no tokens.
+        detail: A remark for the table.
     """
 
     step: Callable[[], Any]
@@ -54,26 +54,26 @@ class Variant:
 
 
 def build_ours(inputs: StepInputs) -> Variant:
-    """This project's sampler, put together by its own model state."""
+    """This project's sampler, built by its own model state."""
     return _sampler_variant(*ours(inputs), inputs, "vocabulary-stationary")
 
 
 def build_in_tree(inputs: StepInputs) -> Variant:
-    """The installed vLLM's own: gather the logits, then sample on every rank."""
+    """The in-tree sampler: gather the logits, then sample on every rank."""
     model, state = _in_tree(inputs.head, inputs)
     return _sampler_variant(model, state, inputs, "logits gathered")
 
 
 def build_allgather_weights(inputs: StepInputs) -> Variant:
-    """Gather the table once, then take the in-tree step of one rank on every rank.
+    """Gather the table once, then run the in-tree T = 1 step on every rank.
 
-    What vllm#45774 proposed. The head multiplies by the gathered table as it lies; the
-    packed copy that vLLM's CPU build makes of a head would hold it twice.
+    As proposed in vllm#45774. The head uses the gathered table directly, because the
+    packed copy that vLLM's CPU build makes of a head would store it twice.
     """
     table: Any = inputs.head
     group = inputs.group
     if group.world_size > 1:
-        # On meta: its own weight is never looked at.
+        # On meta, because its own weight is never used.
         with torch.device("meta"):
             table = ParallelLMHead(
                 inputs.head.org_vocab_size,
@@ -104,10 +104,10 @@ def _in_tree(head: ParallelLMHead, inputs: StepInputs) -> tuple[Any, Any]:
         max_denoising_steps=GENERATION_CONFIG["max_denoising_steps"],
         device=inputs.device,
         hidden_size=head.embedding_dim,
-        # As DiffusionGemmaModelState does: its history holds the current step too.
+        # + 1 as in DiffusionGemmaModelState: the history includes the current step.
         stability_threshold=GENERATION_CONFIG["stability_threshold"] + 1,
     )
-    # Where compute_logits looks for a constrained step, as the model state arranges.
+    # compute_logits reads this for constrained steps; the model state sets it.
     model.diffusion_states = state.diffusion_states
     return model, state
 
@@ -115,10 +115,10 @@ def _in_tree(head: ParallelLMHead, inputs: StepInputs) -> tuple[Any, Any]:
 def _sampler_variant(
     model: Any, state: Any, inputs: StepInputs, detail: str
 ) -> Variant:
-    """A step as vLLM's runner takes it: ``compute_logits``, then the sampler."""
+    """A step as in vLLM's model runner: ``compute_logits``, then the sampler."""
     head = model.lm_head
     sampler = sampler_of(state, inputs)
-    # The in-tree glue asks the group; a table that is whole needs no reduction.
+    # The in-tree sampler uses the group's size, but a whole table needs no all-reduce.
     if head.tp_size < inputs.group.world_size:
         sampler.tp_size = head.tp_size
     start_denoising(state, sampler, inputs)
@@ -131,7 +131,7 @@ def _sampler_variant(
 
 
 def build_floor(inputs: StepInputs) -> Variant:
-    """The two products with this rank's rows of the table, and nothing else."""
+    """Only the two matmuls with this rank's rows of the table."""
     floor = FloorStep(inputs)
     return Variant(step=floor, argmax=None, detail=floor.detail)
 

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Why it does not start or does not work, each cause with its remedy."""
+"""Find out why the server does not start or work, and say how to fix it."""

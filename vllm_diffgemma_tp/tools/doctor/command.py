@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""``vllm-diffgemma-tp doctor``: why it does not work, and what to do about it."""
+"""``vllm-diffgemma-tp doctor``: find out what is wrong and say how to fix it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Check = tuple[str, Callable[[], str]]
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: what was found, or what to do about it."""
+    """Result of one check: what was found or, if not ``ok``, how to fix it."""
 
     check: str
     ok: bool
@@ -31,19 +31,21 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="folder of a checkpoint, or its hub name")
+    parser.add_argument(
+        "--model", help="checkpoint folder, or the name of a model on the hub"
+    )
     parser.add_argument(
         "--tp", type=positive_int, default=1, help="tensor-parallel size (default: 1)"
     )
     parser.add_argument("--enable-expert-parallel", action="store_true")
     parser.add_argument("--pipeline-parallel-size", type=positive_int, default=1)
-    parser.add_argument("--attention-backend", help="if one is to be given to vLLM")
+    parser.add_argument("--attention-backend", help="the one you will pass to vLLM")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every finding; returns 0 if nothing would stop a start, else 1."""
-    # stdout belongs to the findings.
+    """Print every finding; return 0 if all checks pass, else 1."""
+    # stdout is for the findings only.
     with quiet_vllm():
         findings = examine(args)
     ok = all(finding.ok for finding in findings)
@@ -59,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(args: argparse.Namespace) -> list[Finding]:
-    """Run the checks in order; those that need vLLM only where it can be imported."""
+    """Run the checks in order; skip those that need vLLM if it cannot be imported."""
     arrange: Check = ("CPU engine", _arrange)
     vllm: Check = ("vllm", checks.vllm)
     findings = _findings(
@@ -95,26 +97,26 @@ def _findings(asked: list[Check]) -> list[Finding]:
 
 
 def _examine(check: str, examination: Callable[[], str]) -> Finding:
-    """`examination` returns what it found, or raises UserError with what to do."""
+    """Run one check, which returns what it found or raises UserError with the fix."""
     try:
         return Finding(check, True, examination())
     except UserError as error:
         return Finding(check, False, str(error))
     except Exception as error:
-        # An installation can fail in ways that nobody has listed.
+        # A damaged installation can raise anything.
         return Finding(
             check,
             False,
-            f"The check itself failed ({type(error).__name__}: {error}): fix what is "
-            "wrong above first, then reinstall what it names.",
+            f"The check itself failed ({type(error).__name__}: {error}): fix the "
+            "failures above first, then reinstall the package that it names.",
         )
 
 
 def _arrange() -> str:
-    """Make the checks below meet the engine that `serve` would start."""
+    """Set up vLLM's CPU build as `serve` does, so that later checks see the same."""
     cpu_engine.arrange()
     if importlib.util.find_spec("vllm") is None:
-        return "not needed: there is no vLLM"
+        return "not needed: vLLM is not installed"
     if not cpu_engine.is_cpu_build():
-        return "not needed: this vLLM is no CPU build"
-    return "arranged, as `vllm-diffgemma-tp serve` does it"
+        return "not needed: this vLLM is not a CPU build"
+    return "set up as `vllm-diffgemma-tp serve` does"

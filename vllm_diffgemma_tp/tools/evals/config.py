@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What one evaluation is: a YAML file under ``configs/gsm8k``.
+"""The configuration of an evaluation: a YAML file in ``configs/gsm8k``.
 
-The keys are those of vLLM's own ``tests/evals/gsm8k`` configurations, so that a
-file moves between the two unchanged, plus those from ``lm_eval_task`` on.
+The keys are those of vLLM's ``tests/evals/gsm8k`` configurations, so that a file works
+in both places unchanged, plus those from ``lm_eval_task`` on.
 """
 
 import argparse
@@ -27,7 +27,7 @@ PositiveInt = Annotated[int, Field(ge=1)]
 
 
 class EvalConfig(BaseModel):
-    """One model, one server, one task, one gate.
+    """Model, server, task and gate of an evaluation.
 
     A path that starts with a dot is relative to the configuration file.
     """
@@ -37,7 +37,7 @@ class EvalConfig(BaseModel):
     )
 
     model_name: str
-    #: Expected accuracy, in [0, 1]; the run must show that it reaches
+    #: Expected accuracy, in [0, 1]; the run must show that the accuracy is at least
     #: accuracy_threshold - tolerance.
     accuracy_threshold: Fraction
     tolerance: Fraction = 0.08
@@ -47,25 +47,25 @@ class EvalConfig(BaseModel):
     env: dict[str, str] = {}
     startup_max_wait_seconds: PositiveInt = 1200
     request_timeout_seconds: PositiveInt = 600
-    # vLLM's default of 256 is exactly one canvas: a longer answer would be cut.
+    # vLLM's default of 256 is exactly one canvas, and would cut off longer answers.
     max_tokens: PositiveInt = 512
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 1.0
-    #: The seed of the first question; that of each further one is one higher, so that
-    #: a question has the same at every T. By default the server draws them.
+    #: Seed of the first question; question i gets seed + i, so a question has the same
+    #: seed at every T. If None, the server chooses the seeds.
     seed: int | None = None
     use_chat_completions: bool = False
-    # vLLM runs DiffusionGemma at max_num_seqs = 8: more would only queue.
+    # vLLM runs DiffusionGemma with max_num_seqs = 8; more requests would only queue.
     max_concurrency: PositiveInt = 8
-    #: Task file for lm-eval; the file's name is the task's name.
+    #: Task file for lm-eval; the file name is the task name.
     lm_eval_task: Path = Path("../lm_eval/gsm8k_first5.yaml")
-    #: Folder holding train.jsonl and test.jsonl; without one, GSM8K from the hub.
+    #: Folder with train.jsonl and test.jsonl; if None, GSM8K from the hub.
     data: Path | None = None
     #: Commit, branch or tag of a model on the hub.
     model_revision: str | None = None
-    #: Memory each rank's GPU must have at the T of server_args; without it no GPU is
+    #: Memory that each GPU must have at the T of server_args; if None, no GPU is
     #: required.
     min_gpu_memory_gib: Annotated[float, Field(gt=0)] | None = None
-    #: Who measured accuracy_threshold, and how; or that nobody has.
+    #: Who measured accuracy_threshold and how, or that nobody has.
     threshold_source: str | None = None
 
     @model_validator(mode="after")
@@ -80,13 +80,13 @@ class EvalConfig(BaseModel):
 
     @property
     def server_arguments(self) -> list[str]:
-        """``server_args`` and the revision as a list of command-line words."""
+        """``server_args`` and the revision as a list of command-line arguments."""
         revision = ["--revision", self.model_revision] if self.model_revision else []
         return [*shlex.split(self.server_args), *revision]
 
     @property
     def tensor_parallel_size(self) -> int:
-        """T named in ``server_args``, or 1."""
+        """T given in ``server_args``, or 1."""
         return int(self._server_flags().tensor_parallel_size)
 
     @property
@@ -102,24 +102,26 @@ class EvalConfig(BaseModel):
 
 
 def load_config(path: Path) -> EvalConfig:
-    """Read and check one configuration file.
+    """Read and validate a configuration file.
 
     Raises:
-        UserError: the file is missing, is not YAML, has an unknown or missing key,
-            asks for something the server would refuse, or names no task file.
+        UserError: The file is missing, is not YAML, has an unknown or missing key, has
+            settings that the server would refuse, or names a task file that is missing.
     """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(
             f"The configuration {path} cannot be read ({error.strerror}): "
-            "choose one of those in configs/gsm8k."
+            "choose a file in configs/gsm8k."
         ) from error
     except yaml.YAMLError as error:
         detail = " ".join(str(error).split())
-        raise UserError(f"{path} is not valid YAML: {detail}.") from error
+        raise UserError(
+            f"{path} is not valid YAML ({detail}): correct the file."
+        ) from error
     if not isinstance(values, dict):
-        raise UserError(f"{path} holds no keys: write some, such as model_name.")
+        raise UserError(f"{path} has no keys: add some, such as model_name.")
     try:
         config = EvalConfig(**values)
     except ValidationError as error:
@@ -130,8 +132,8 @@ def load_config(path: Path) -> EvalConfig:
     config = config.model_copy(update=_resolved_paths(config, path.parent))
     if not config.lm_eval_task.is_file():
         raise UserError(
-            f"In {path}, lm_eval_task: there is no {config.lm_eval_task}; name a file "
-            "of configs/lm_eval."
+            f"In {path}, lm_eval_task: there is no {config.lm_eval_task}; give a file "
+            "in configs/lm_eval."
         )
     return config
 

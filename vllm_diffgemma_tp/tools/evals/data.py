@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The questions an evaluation asks: two files of GSM8K's form, or those of the hub."""
+"""Checks of the questions: two files in GSM8K's format, or GSM8K from the hub."""
 
 import json
 import os
@@ -10,18 +10,18 @@ from vllm_diffgemma_tp.tools.shared.errors import UserError
 
 
 def check_data(folder: Path | None, num_fewshot: int, num_questions: int) -> None:
-    """A folder of ``train.jsonl`` and ``test.jsonl`` holds enough rows.
+    """Check that ``train.jsonl`` and ``test.jsonl`` in a folder have enough rows.
 
     Raises:
-        UserError: a file is missing, a row is not of GSM8K's form, there are fewer rows
-            than asked for, or no folder was named and the hub is out of bounds.
+        UserError: A file is missing, a row does not have GSM8K's format, there are too
+            few rows, or no folder was given and the hub is switched off.
     """
     if folder is None:
         for switch in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
             if os.environ.get(switch, "0").upper() in ("1", "ON", "YES", "TRUE"):
                 raise UserError(
-                    f"This configuration ships no questions and {switch} keeps from "
-                    "the hub's: name the folder of train.jsonl and test.jsonl with "
+                    f"This configuration has no data folder and {switch} switches off "
+                    "the hub: give a folder with train.jsonl and test.jsonl with "
                     "--data DIR."
                 )
         return
@@ -32,15 +32,13 @@ def check_data(folder: Path | None, num_fewshot: int, num_questions: int) -> Non
     for split, needed in (("train", num_fewshot), ("test", num_questions)):
         path = folder / f"{split}.jsonl"
         if not path.is_file():
-            raise UserError(
-                f"{path} does not exist: put it there or give another --data."
-            )
+            raise UserError(f"{path} does not exist: create it or give another --data.")
         rows = path.read_text(encoding="utf-8").splitlines()
         for number, row in enumerate(rows, start=1):
             if not _is_gsm8k_row(row):
                 raise UserError(
-                    f"Line {number} of {path} is not a JSON object with the texts "
-                    '"question" and "answer": give data of that form.'
+                    f"Line {number} of {path} is not a JSON object with the strings "
+                    '"question" and "answer": give data in that format.'
                 )
         if len(rows) < needed:
             raise UserError(

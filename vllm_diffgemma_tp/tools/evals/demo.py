@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""``vllm-diffgemma-tp demo``: the shipped checkpoint at T = 2 and T = 1, compared."""
+"""``vllm-diffgemma-tp demo``: compare the shipped checkpoint at T = 2 and T = 1."""
 
 import argparse
 import json
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demonstration; its last line is its verdict, 0 for PASS, 1 for FAIL."""
+    """Run the demo, print the verdict as the last line; return 0 for PASS, else 1."""
     try:
         with terminating_like_ctrl_c():
             passed, summary = _run(args.config, args.limit)
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(path: Path, num_questions: int) -> tuple[bool, str]:
     config = load_config(path).model_copy(update={"num_questions": num_questions})
     if config.data is None:
-        raise UserError(f"{path} names no folder of questions, which the demo needs.")
+        raise UserError(f"{path} has no data folder: add data, which the demo needs.")
     check_data(config.data, config.num_fewshot, config.num_questions)
     for size in TENSOR_PARALLEL_SIZES:
         preflight.check_model(config.model_name, size)
@@ -63,7 +63,7 @@ def _run(path: Path, num_questions: int) -> tuple[bool, str]:
     def ask_first_question(server: Server) -> None:
         for rank in server.assert_plugin_live():
             say(
-                f"rank {rank.rank} of {rank.tp_size} is live and owns the token ids "
+                f"rank {rank.rank} of {rank.tp_size} is live with the vocab shard "
                 f"[{rank.vocab_start}, {rank.vocab_end})"
             )
         say(f"Question: {first_question}")
@@ -86,10 +86,10 @@ def _run(path: Path, num_questions: int) -> tuple[bool, str]:
 
 
 def ask(server: Server, config: EvalConfig, question: str) -> str:
-    """The model's answer to one chat message.
+    """Send one chat message and return the model's answer.
 
     Raises:
-        UserError: the server refused the question, or answered nothing.
+        UserError: The server refused the question, or its answer was empty.
     """
     import openai
 
@@ -101,8 +101,10 @@ def ask(server: Server, config: EvalConfig, question: str) -> str:
             max_tokens=config.max_tokens,
         )
     except openai.OpenAIError as error:
-        raise UserError(f"The server did not answer a question: {error}.") from error
+        raise UserError(
+            f"The server did not answer a question ({error}): see its log."
+        ) from error
     text = (reply.choices[0].message.content or "").strip()
     if not text:
-        raise UserError("The server answered a question with an empty text.")
+        raise UserError("The server answered a question with empty text: see its log.")
     return text

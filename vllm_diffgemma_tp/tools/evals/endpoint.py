@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""An OpenAI endpoint as lm-eval's model: asks what is not yet answered, and notes it.
+"""An OpenAI endpoint as an lm-eval model, which journals replies and can resume.
 
-lm-eval's own client knows neither a seed for each question nor how to go on after an
-interruption, and fills a missing text with "", which would score as a wrong answer.
+lm-eval's own client has no per-question seed, cannot resume, and replaces a missing
+text by "", which would be scored as a wrong answer.
 """
 
 import asyncio
@@ -21,26 +21,26 @@ from vllm_diffgemma_tp.tools.evals.config import EvalConfig
 from vllm_diffgemma_tp.tools.evals.journal import Failure, Journal, Reply
 from vllm_diffgemma_tp.tools.shared.errors import UserError
 
-#: Failed requests after which no more are sent: the server is not well.
+#: After this many failed requests no more are sent, as the server must be at fault.
 MAX_FAILURES = 8
 
 
 class BadReplyError(Exception):
-    """The server answered a request without an answer in it."""
+    """A reply of the server contains no complete answer."""
 
 
 class Endpoint(LM):
-    """Asks a server, keeping every reply in a journal.
+    """Sends questions to a server and adds every reply to a journal.
 
     Args:
-        config: Sampling, concurrency and kind of endpoint.
-        base_url: Root of the server, without ``/v1``.
-        journal: Replies so far; a question in it is not asked again.
-        is_right: Whether a text answers a question, for the progress bar.
+        config: Sampling settings, concurrency and kind of endpoint.
+        base_url: URL of the server, without ``/v1``.
+        journal: Replies so far; questions in it are not asked again.
+        is_right: Whether a text is the right answer, for the progress bar.
         started: ``time.monotonic()`` at the start of the server.
     """
 
-    #: Part of the key of lm-eval's cache of prompts, which is not used.
+    #: lm-eval reads this for its prompt cache, which is not used.
     tokenizer_name = ""
 
     def __init__(
@@ -62,14 +62,14 @@ class Endpoint(LM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """The messages as they are: the server applies its own template."""
+        """Return the messages as JSON, because the server applies the template."""
         return json.dumps(chat_history)
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        """The reply to every question.
+        """Return the reply to every question.
 
         Raises:
-            UserError: some request failed; the others are in the journal.
+            UserError: A request failed; all replies are in the journal.
         """
         replies = self._journal.replies
         waiting = [request for request in requests if request.doc_id not in replies]
@@ -92,7 +92,7 @@ class Endpoint(LM):
             raise UserError(
                 f"{self._failed} requests failed, {left} of {len(requests)} questions "
                 f"are without an answer, and the first failure was '{first}': see the "
-                "server's log, and add --resume to ask those that are left."
+                "server's log, and add --resume to ask those again."
             )
         return [replies[request.doc_id].text for request in requests]
 
@@ -100,7 +100,7 @@ class Endpoint(LM):
         client = openai.AsyncOpenAI(
             base_url=self._url,
             api_key="none",
-            # A second try would hide that the first one failed.
+            # A retry would hide the failure of the first request.
             max_retries=0,
             timeout=self._config.request_timeout_seconds,
         )
@@ -139,7 +139,7 @@ class Endpoint(LM):
             "max_tokens": config.max_tokens,
             "temperature": config.temperature,
             "stop": settings["until"],
-            # By it the canvas log knows the question.
+            # The canvas log identifies the question by this id.
             "extra_body": {"request_id": self._journal.request_id(index)},
         }
         if config.seed is not None:
@@ -163,11 +163,11 @@ class Endpoint(LM):
         )
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Not defined: a diffusion model gives a text no likelihood."""
+        """Not implemented: a diffusion model has no likelihood for a text."""
         raise NotImplementedError
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Not defined, for the same reason."""
+        """Not implemented, for the same reason."""
         raise NotImplementedError
 
 
@@ -176,7 +176,7 @@ def _text(reply: Any, chat: bool) -> str:
     text = choice.message.content if chat else choice.text
     if text is None:
         raise BadReplyError(f"no text in the reply {reply.to_json(indent=None)}")
-    # An answer that the engine gave up on is not the model's answer.
+    # If the engine aborted the request, the text is not the model's answer.
     if choice.finish_reason not in ("stop", "length"):
         raise BadReplyError(f"no finished answer in {reply.to_json(indent=None)}")
     return str(text)

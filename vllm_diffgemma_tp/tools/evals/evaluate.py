@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""One evaluation at one T: start the server, prove the plugin live, ask, stop."""
+"""One evaluation at one T: start the server, check that the plugin is live, ask."""
 
 import time
 from collections.abc import Callable
@@ -26,16 +26,16 @@ def evaluate(
     """Serve ``config.model_name`` at T and have it answer the questions.
 
     Args:
-        config: What to serve and how to ask.
+        config: Model, server and sampling settings.
         tensor_parallel_size: T.
-        questions: What to ask.
-        run_folder: Where the journal and the log of the server go. Questions that the
-            journal there holds are not asked again; without others, no server starts.
-        before_task: Called with the server once it is up and the plugin live.
+        questions: The questions to ask.
+        run_folder: Folder for the journal and the server's log. Questions answered in
+            the journal are not asked again; if all are, no server is started.
+        before_task: Called with the server once it is ready and the plugin is live.
 
     Raises:
-        UserError: the server did not start, some rank runs another class, a request
-            failed, or the model is no longer the one that gave the answers before. The
+        UserError: The server did not start, a rank does not run the plugin's class, a
+            request failed, or earlier answers are from another model version. The
             server is stopped in any case.
     """
     suffix = f"tp{tensor_parallel_size}"
@@ -55,7 +55,7 @@ def evaluate(
             log_path=run_folder / f"server-{suffix}-{len(journal.sessions) + 1}.log",
             server_args=config.server_arguments,
             env={
-                # vLLM keys its cache of model facts by the plugin's file alone.
+                # Not shared: vLLM keys its cached model info by one file of the plugin.
                 "VLLM_CACHE_ROOT": str(run_folder / "vllm-cache"),
                 SWITCH: str(canvas_log.resolve()),
                 **config.env,
@@ -93,10 +93,10 @@ def evaluate(
 
 
 def _check_one_model(journal: Journal) -> None:
-    # What a branch on the hub stands for may have moved during an interruption.
+    # A branch on the hub may have moved during an interruption.
     found = sorted({session.model_version for session in journal.sessions})
     if len(found) > 1:
         raise UserError(
-            f"The answers so far are not of one model ({', '.join(found)}): pin "
-            "model_revision to a commit, and start another run."
+            f"The answers are from different model versions ({', '.join(found)}): set "
+            "model_revision to a commit, and start a new run."
         )

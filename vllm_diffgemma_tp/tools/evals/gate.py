@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""PASS or FAIL, and every reason for it."""
+"""The gate: PASS or FAIL, with the reasons."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from vllm_diffgemma_tp.tools.evals.statistics import ALPHA, wilson_lower_bound
 
 @dataclass(frozen=True)
 class Check:
-    """One requirement, and what was found."""
+    """One requirement, and the result."""
 
     name: str
     passed: bool
@@ -23,19 +23,19 @@ class Check:
 
 
 def checks(config: EvalConfig, runs: list[TpRun]) -> list[Check]:
-    """Everything the gate requires of the runs."""
+    """All checks of the gate."""
     found = []
     for run in runs:
         found += [_every_request_answered(run), _accuracy(config, run)]
     for pair in pairs_of(runs):
-        # Both: a token that is another in every answer may leave the last number right.
+        # Both filters: one wrong token in every answer may leave the last number right.
         found += [_answers(pair, name) for name in FILTERS]
         found += _steps(pair)
     return found
 
 
 def passes(config: EvalConfig, runs: list[TpRun]) -> bool:
-    """Whether every check does."""
+    """Whether every check passes."""
     return all(check.passed for check in checks(config, runs))
 
 
@@ -48,7 +48,7 @@ def verdict(config: EvalConfig, runs: list[TpRun]) -> str:
 
 
 def floor(config: EvalConfig) -> str:
-    """What the accuracy must be shown to reach."""
+    """The lower bound that the accuracy must be shown to reach."""
     return (
         f"{GATE_FILTER} shown to be at least "
         f"{config.accuracy_threshold:g} - {config.tolerance:g}, "

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Whether this machine has the GPUs that a configuration needs."""
+"""Check that this machine has the GPUs that a configuration needs."""
 
 from vllm_diffgemma_tp.tools.evals.config import EvalConfig
 from vllm_diffgemma_tp.tools.shared.errors import UserError
 
 
 def check_gpus(config: EvalConfig, tensor_parallel_size: int) -> None:
-    """A large enough GPU for each rank, where ``min_gpu_memory_gib`` is given.
+    """Check that each rank has a large enough GPU, if ``min_gpu_memory_gib`` is set.
 
-    The key speaks of the configuration's own T; with fewer ranks each holds more.
+    The key holds for the configuration's own T; with fewer ranks each needs more.
 
     Raises:
-        UserError: there are fewer, or smaller ones.
+        UserError: There are too few GPUs, or they are too small.
     """
     if config.min_gpu_memory_gib is None:
         return
@@ -24,7 +24,7 @@ def check_gpus(config: EvalConfig, tensor_parallel_size: int) -> None:
         torch.cuda.get_device_properties(index).total_memory / 2**30
         for index in range(torch.cuda.device_count())
     ]
-    # A card of 16 GiB tells of a little less.
+    # A GPU sold as 16 GiB reports a little less.
     fitting = [memory for memory in found if memory >= 0.95 * least]
     if len(fitting) < tensor_parallel_size:
         have = ", ".join(f"{memory:.0f} GiB" for memory in found) or "none"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The report as one page that needs nothing beside it."""
+"""The report as one self-contained HTML page."""
 
 import shlex
 from typing import Any
@@ -12,12 +12,12 @@ from vllm_diffgemma_tp.tools.evals.config import EvalConfig
 from vllm_diffgemma_tp.tools.evals.paired import pairs_of
 from vllm_diffgemma_tp.tools.evals.results import TpRun
 
-#: Questions shown side by side; results.json lists all of them.
+#: Maximum number of changed questions shown; results.json lists all of them.
 MOST_SHOWN = 50
 
 
 def as_html(config: EvalConfig, runs: list[TpRun], results: dict[str, Any]) -> str:
-    """The page of ``results``, which ``report.as_json`` made of ``runs``."""
+    """Render the page; ``results`` is ``report.as_json(config, runs)``."""
     environment = Environment(
         loader=PackageLoader("vllm_diffgemma_tp.tools.evals"),
         autoescape=True,

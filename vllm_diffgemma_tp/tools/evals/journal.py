@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""A file a T to which every finished question is appended, so that none is lost."""
+"""One journal file per T; each finished question is appended, so none is lost."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Session:
-    """One server's life; a run that was interrupted has several."""
+    """One run of a server; an evaluation that was interrupted has several."""
 
     server_command: list[str]
     plugin_version: str
@@ -46,7 +46,7 @@ _KINDS: dict[str, type[Record]] = {
 
 
 class Journal:
-    """What has happened at one T so far, on disk and in memory."""
+    """All records of one T so far, on disk and in memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,15 +64,15 @@ class Journal:
         self._keep(record)
 
     def request_id(self, index: int) -> str:
-        """Of a request for the question, sent in the session that began last."""
+        """The id of the request for a question in the latest session."""
         return f"question-{index}-session-{len(self.sessions)}"
 
     def wall_seconds(self) -> float:
-        """From each session's start to its last answer, added up."""
+        """Total of the times from each session's start to its last answer."""
         return sum(replies[-1].received for replies in self._by_session())
 
     def request_seconds(self) -> float:
-        """From each session's first request to its last answer, added up."""
+        """Total of the times from each session's first request to its last answer."""
         return sum(
             replies[-1].received - min(reply.sent for reply in replies)
             for replies in self._by_session()
@@ -95,10 +95,10 @@ class Journal:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """The JSON lines of a file, none where there is none.
+    """Read the JSON lines of a file; empty if the file does not exist.
 
-    A last line that was cut off in the middle of being written is removed from the
-    file, so that the next one does not run on from it.
+    An incomplete last line, left by an interrupted write, is removed from the file, so
+    that the next line does not continue it.
     """
     if not path.exists():
         return []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The plots of a report, as SVG that stands in the page itself."""
+"""The plots of a report, as inline SVG."""
 
 import io
 from collections.abc import Callable
@@ -48,13 +48,13 @@ def accuracy(config: EvalConfig, runs: list[TpRun]) -> str:
 
 
 def steps(runs: list[TpRun]) -> str:
-    """How many canvases took how many denoising steps, by T."""
+    """Histogram of denoising steps per canvas, by T."""
 
     def draw(axes: Axes) -> None:
         found = [run.canvas_steps() for run in runs]
         most = max((taken.max() for taken in found if len(taken)), default=1)
         axes.hist(
-            # matplotlib takes the one array of a list apart.
+            # Given a list of one array, matplotlib would treat its values as data sets.
             found if len(found) > 1 else found[0],
             bins=np.linspace(0.5, most + 0.5, min(most, 48) + 1).tolist(),
             label=[run.name for run in runs],
@@ -78,5 +78,5 @@ def _svg(draw: Callable[[Axes], None]) -> str:
     figure.savefig(file, format="svg", metadata={"Date": None})
     plt.close(figure)
     text = file.getvalue()
-    # Without the XML declaration, which has no place inside a page.
+    # Drop the XML declaration, which is invalid inside an HTML page.
     return text[text.index("<svg") :]

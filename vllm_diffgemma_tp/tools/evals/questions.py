@@ -24,24 +24,24 @@ from vllm_diffgemma_tp.tools.evals.results import FILTERS, GATE_FILTER, Answer
 from vllm_diffgemma_tp.tools.shared.errors import UserError
 
 METRIC = "exact_match"
-# lm-eval's own, for tasks that draw their examples.
+# lm-eval's own default, for tasks that sample their few-shot examples.
 _FEWSHOT_SEED = 1234
 _REQUEST_ID = re.compile(r"question-(\d+)-session-(\d+)")
 
 
 class Questions:
-    """The task of a configuration, with its data read.
+    """The lm-eval task of a configuration, with its data loaded.
 
     Args:
-        config: Names the task, its data, and how many questions and examples it takes.
+        config: Gives the task, its data, and the numbers of questions and examples.
 
     Raises:
-        UserError: the data cannot be had, or are fewer than asked for.
+        UserError: The data cannot be loaded, or there are too few questions.
     """
 
     def __init__(self, config: EvalConfig) -> None:
         self._config = config
-        # Without the tasks that lm-eval brings, whose index takes half a minute.
+        # Without lm-eval's own tasks, because indexing them takes half a minute.
         manager = TaskManager(
             include_path=str(config.lm_eval_task.parent),
             include_defaults=False,
@@ -52,8 +52,8 @@ class Questions:
                 self._loaded = manager.load([config.task_name])
         except (OSError, ConnectionError) as error:
             raise UserError(
-                f"The questions cannot be fetched from the hub ({error}): name a "
-                "folder of train.jsonl and test.jsonl with --data DIR."
+                f"The questions cannot be fetched from the hub ({error}): give a "
+                "folder with train.jsonl and test.jsonl with --data DIR."
             ) from error
         self._task: Task = self._loaded["tasks"][config.task_name]
         self._task.set_config("num_fewshot", config.num_fewshot)
@@ -66,7 +66,7 @@ class Questions:
             )
 
     def digest(self) -> str:
-        """SHA-256 of the questions asked, their solutions, and the examples."""
+        """SHA-256 of the questions, their solutions and the few-shot examples."""
         asked = [dict(row) for row in self._task.eval_docs]
         shown = [dict(row) for row in self._task.fewshot_docs() or ()]
         rows = [asked[: self._config.num_questions], shown]
@@ -75,23 +75,23 @@ class Questions:
     def answer(
         self, base_url: str, journal: Journal, started: float, canvas_log: Path
     ) -> tuple[Answer, ...]:
-        """Ask what the journal does not hold yet, then have lm-eval judge all of it.
+        """Ask the questions that are not in the journal, then score all with lm-eval.
 
         Args:
-            base_url: Root of the server, without ``/v1``; not used where nothing is
-                left to ask.
-            journal: Replies so far to the same questions; the others are added.
+            base_url: URL of the server, without ``/v1``; unused if all questions are
+                answered.
+            journal: Replies so far; new ones are added.
             started: ``time.monotonic()`` at the start of the server.
-            canvas_log: File the server writes its canvases to.
+            canvas_log: The canvas log that the server writes.
 
         Raises:
-            UserError: a request failed.
+            UserError: A request failed.
         """
         config = self._config
         endpoint = Endpoint(config, base_url, journal, self._is_right, started)
         with _quiet_lm_eval():
-            # Not simple_evaluate, which lists every installed package and seeds the
-            # random generators of this process.
+            # Not simple_evaluate, which lists all installed packages and seeds the
+            # global random generators.
             results = evaluate(
                 endpoint,
                 self._loaded,
@@ -117,7 +117,7 @@ class Questions:
         )
 
     def _is_right(self, request: Instance, text: str) -> bool:
-        """What lm-eval will find in the end, for one question."""
+        """Score one answer as lm-eval will do at the end."""
         answered = copy(request)
         answered.resps, answered.filtered_resps = [text], {}
         (gate,) = (f for f in self._task._filters if f.name == GATE_FILTER)
@@ -129,10 +129,10 @@ class Questions:
 
 
 def _canvases(path: Path, journal: Journal) -> dict[int, list[dict[str, Any]]]:
-    """The canvases of each reply in the journal, by question.
+    """The canvas log's lines for the replies in the journal, by question.
 
-    Those of requests that an interruption left without a reply are skipped: their
-    question was asked again.
+    Lines of requests that were interrupted before their reply are skipped, because
+    those questions were asked again.
     """
     found: dict[int, list[dict[str, Any]]] = {}
     for line in read_lines(path):
@@ -147,7 +147,7 @@ def _canvases(path: Path, journal: Journal) -> dict[int, list[dict[str, Any]]]:
 
 @contextmanager
 def _quiet_lm_eval() -> Iterator[None]:
-    """Only lm-eval's errors, which leaves the terminal to the progress bar."""
+    """Log only lm-eval's errors, to keep the terminal clear for the progress bar."""
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(logging.ERROR)

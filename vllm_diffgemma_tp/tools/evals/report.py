@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What an evaluation found, as a table to read and as JSON."""
+"""The results of an evaluation, as a table and as JSON."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -53,13 +53,13 @@ _QUANTITIES: dict[str, Callable[[TpRun], str]] = {
 
 
 def title(config: EvalConfig) -> str:
-    """The task and the model, the latter by the last parts of a path."""
+    """The task and the model, which is shortened to the last two parts of a path."""
     model = "/".join(Path(config.model_name).parts[-2:])
     return f"{config.task_name} with {model}"
 
 
 def rows(runs: list[TpRun]) -> list[list[str]]:
-    """The table, T side by side: a heading row, then one row a quantity."""
+    """The table with one column per run: a heading row, then one row per quantity."""
     return [
         ["", *(run.name for run in runs)],
         *([name, *(text(run) for run in runs)] for name, text in _QUANTITIES.items()),
@@ -67,7 +67,7 @@ def rows(runs: list[TpRun]) -> list[list[str]]:
 
 
 def as_text(runs: list[TpRun]) -> str:
-    """The table in columns, for a terminal."""
+    """The table as text, for a terminal."""
     return "\n".join(
         f"{name:<32}" + "".join(f"{cell:>14}" for cell in cells)
         for name, *cells in rows(runs)
@@ -75,7 +75,7 @@ def as_text(runs: list[TpRun]) -> str:
 
 
 def comparison(pair: Paired) -> str:
-    """How the answers at two T differ, and how small a loss would be noticed."""
+    """How the answers at two T differ, and how small a loss would be detected."""
     total = len(pair.first.answers)
     noticed = detectable_loss(churn=2 * min(pair.lost(), pair.gained()))
     power = (
@@ -92,7 +92,7 @@ def comparison(pair: Paired) -> str:
 
 
 def as_json(config: EvalConfig, runs: list[TpRun]) -> dict[str, Any]:
-    """Everything but the single answers, for a machine."""
+    """All results except the individual answers."""
     return {
         "passed": gate.passes(config, runs),
         "verdict": gate.verdict(config, runs),

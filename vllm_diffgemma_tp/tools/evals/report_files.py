@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What an evaluation found, as files to keep."""
+"""The results of an evaluation, as files."""
 
 import json
 import shlex

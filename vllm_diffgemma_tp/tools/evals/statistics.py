@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The tests behind the gate, in numbers alone. All are one-sided: against "worse"."""
+"""The gate's statistical tests, all one-sided: is the second run worse?"""
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-#: How sure the lower bound of an accuracy is.
+#: Confidence level of the intervals.
 CONFIDENCE = 0.95
-#: A paired difference counts when chance alone makes one as large less often than this.
-#: Small, as several are looked at in each run and a nightly job must not cry wolf.
+#: Significance level of the paired tests. It is small because each run does several of
+#: them, and a nightly job should not raise false alarms.
 ALPHA = 0.01
 
 
 def wilson_lower_bound(correct: int, total: int) -> float:
-    """Lower end of Wilson's one-sided interval of a proportion."""
+    """Lower end of Wilson's one-sided interval for a proportion."""
     test = stats.binomtest(correct, total, alternative="greater")
     interval = test.proportion_ci(confidence_level=CONFIDENCE, method="wilson")
     return float(interval.low)
@@ -28,7 +28,7 @@ def wilson_interval(correct: int, total: int) -> tuple[float, float]:
 
 
 def mcnemar(lost: int, gained: int) -> float:
-    """p of McNemar's exact test that losses are no likelier than gains.
+    """p-value of McNemar's exact test for "losses are no more likely than gains".
 
     Args:
         lost: Pairs in which only the first is right.
@@ -41,11 +41,11 @@ def mcnemar(lost: int, gained: int) -> float:
 
 
 def excess(first: ArrayLike, second: ArrayLike, tolerance: float) -> float:
-    """p that the second's mean is within ``tolerance`` of the first's, or below.
+    """p-value for "the second mean is at most (1 + tolerance) times the first".
 
-    The sign-flip test of the mean of ``second - (1 + tolerance) * first``, pair by
-    pair. The mean, as a few canvases that run to the cap are what a fault costs; a rank
-    test would not see them. Exact for few pairs, else over 9,999 flips.
+    A paired sign-flip test of the mean of ``second - (1 + tolerance) * first``. It uses
+    the mean because a fault typically shows as a few canvases that run to the step cap,
+    which a rank test would not detect. Exact for few pairs, else with 9,999 flips.
     """
     surplus = np.asarray(second) - (1 + tolerance) * np.asarray(first)
     test = stats.permutation_test(
@@ -61,17 +61,17 @@ def excess(first: ArrayLike, second: ArrayLike, tolerance: float) -> float:
 
 
 def detectable_loss(churn: int, power: float = 0.8) -> int:
-    """Fewest lost questions that ``mcnemar`` notices with the given power.
+    """Smallest number of lost questions that ``mcnemar`` detects with ``power``.
 
     Args:
-        churn: Pairs that differ anyway, either way alike: 0 where equal seeds give
-            equal answers.
+        churn: Pairs that differ anyway, lost or gained with equal probability: 0 if
+            equal seeds give equal answers.
     """
     falls = np.arange(churn + 1)
     chance = stats.binom.pmf(falls, churn, 0.5)
     loss = 1
     while True:
-        # Of the pairs that differ, those lost: the loss, and what churn adds to it.
+        # Lost pairs are the loss plus the part of the churn that is lost by chance.
         p = stats.binom.sf(loss + falls - 1, loss + churn, 0.5)
         if chance[p <= ALPHA].sum() >= power:
             return loss

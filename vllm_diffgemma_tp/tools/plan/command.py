@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""``vllm-diffgemma-tp plan``: what fits, and what it costs. Nothing is loaded."""
+"""``vllm-diffgemma-tp plan``: what fits and what it costs, without loading weights."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _RATES = ("memory_gbps", "link_gbps", "tflops")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_mutually_exclusive_group()
     model.add_argument(
-        "--model", help="folder of a checkpoint or its name on the hub; headers only"
+        "--model", help="checkpoint folder or model name on the hub; reads only headers"
     )
     model.add_argument(
         "--preset",
         choices=PRESETS,
         default="bf16",
-        help="the released model, offline (default: bf16)",
+        help="the released model in this format, without a network (default: bf16)",
     )
     parser.add_argument(
         "--tp",
@@ -43,49 +43,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[1, 2, 4, 8],
         help="tensor-parallel sizes (default: 1,2,4,8)",
     )
-    parser.add_argument("--gpu-memory", type=positive_float, help="GiB of one card")
+    parser.add_argument("--gpu-memory", type=positive_float, help="GiB of one GPU")
     parser.add_argument(
         "--gpu-memory-utilization",
         type=share,
         default=0.92,
-        help="of that memory (default: 0.92)",
+        help="share of that memory (default: 0.92)",
     )
     parser.add_argument(
         "--hardware",
         choices=HARDWARE,
-        help="card and link, for estimates of time, and its memory",
+        help="GPU and link: sets memory and the rates for time estimates",
     )
-    parser.add_argument("--memory-gbps", type=positive_float, help="GB/s of a card")
-    parser.add_argument("--link-gbps", type=positive_float, help="GB/s a rank sends")
+    parser.add_argument(
+        "--memory-gbps", type=positive_float, help="memory bandwidth, GB/s"
+    )
+    parser.add_argument(
+        "--link-gbps", type=positive_float, help="GB/s that a rank sends"
+    )
     parser.add_argument("--tflops", type=positive_float, help="dense bf16 TFLOP/s")
     parser.add_argument(
         "--max-num-seqs",
         type=positive_int,
         default=8,
-        help="(default: 8, as vLLM's for this model)",
+        help="(default: 8, as in vLLM for this model)",
     )
     parser.add_argument(
-        "--max-model-len", type=positive_int, help="(default: the model's)"
+        "--max-model-len", type=positive_int, help="(default: the model's maximum)"
     )
     parser.add_argument(
         "--max-num-batched-tokens",
         type=positive_int,
-        help="(default: as `vllm serve`'s for the card: 2048 below 70 GiB)",
+        help="(default: as in `vllm serve` on that GPU: 2048 below 70 GiB)",
     )
     parser.add_argument(
-        "--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help="as vLLM's"
+        "--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help="as in vLLM"
     )
     parser.add_argument("--enable-expert-parallel", action="store_true")
     parser.add_argument(
         "--no-vision",
         action="store_true",
-        help='as served with --limit-mm-per-prompt \'{"image":0,"video":0}\'',
+        help='as with --limit-mm-per-prompt \'{"image":0,"video":0}\'',
     )
     parser.add_argument(
         "--canvases",
         type=positive_int,
         default=1,
-        help="in the step whose costs are shown (default: 1)",
+        help="number of canvases in the step shown (default: 1)",
     )
     parser.add_argument(
         "--device",
@@ -94,11 +98,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cpu for vLLM's CPU build (default: cuda)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it there too")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="also draw the plan to FILE"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan; returns 0, or 1 if a card was named and nothing fits it.
+    """Print the plan; return 0, or 1 if no T is possible and fits the given GPU.
 
     Raises:
         UserError: The checkpoint cannot be read, or a file cannot be written.
@@ -132,7 +138,8 @@ def _question(args: argparse.Namespace, checkpoint: Checkpoint) -> Question:
     on_cpu = args.device == "cpu"
     if on_cpu and gib:
         raise UserError(
-            "--gpu-memory and --hardware are of a card: leave them with --device cpu."
+            "--gpu-memory and --hardware describe a GPU: leave them out with "
+            "--device cpu."
         )
     gpu_memory = int(gib * _GIB) if gib else None
     return Question(
@@ -155,7 +162,7 @@ def _question(args: argparse.Namespace, checkpoint: Checkpoint) -> Question:
 
 
 def _hardware(args: argparse.Namespace) -> Hardware | None:
-    """The named card with the rates given by hand, or these alone, all of them."""
+    """The named GPU with any rates given as flags, or a GPU given by all three."""
     given = {name: value for name in _RATES if (value := getattr(args, name))}
     if args.hardware:
         return replace(HARDWARE[args.hardware], **given)
@@ -164,7 +171,7 @@ def _hardware(args: argparse.Namespace) -> Hardware | None:
     missing = [f"--{name.replace('_', '-')}" for name in _RATES if name not in given]
     if missing:
         raise UserError(
-            f"An estimate of time also needs {' and '.join(missing)}: give it, or name "
-            "a --hardware."
+            f"A time estimate needs all three rates: add {' and '.join(missing)}, or "
+            "give --hardware."
         )
-    return Hardware("the card described", memory_gib=0, **given)
+    return Hardware("the GPU described", memory_gib=0, **given)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The plan as a picture: memory of a rank by T, and bytes sent by design."""
+"""The plan as a plot: memory per rank by T, and bytes sent by each design."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _MOST_STEPS = 4096
 
 
 def check(path: Path) -> None:
-    """Whether a plot can be written there; asked before anything is computed.
+    """Check, before anything is computed, that a plot can be written to ``path``.
 
     Raises:
-        UserError: Matplotlib is not installed, or there is no such folder.
+        UserError: Matplotlib is not installed, or ``path`` is not a usable file name.
     """
     import importlib.util
 
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError(
-            "--plot needs matplotlib: install it with pip, or leave --plot."
+            "--plot needs matplotlib: install it with pip, or leave out --plot."
         )
-    # Without an ending matplotlib would write another file than the one named.
+    # Without a suffix matplotlib would write to a different file.
     if path.is_dir() or not path.parent.is_dir() or not path.suffix:
         raise UserError(
             f"--plot {path} cannot be written: give a file with an ending such as "
@@ -34,12 +34,12 @@ def check(path: Path) -> None:
 
 
 def write(plan: dict[str, Any], path: Path) -> None:
-    """Draw the plan; the file's ending says in which format.
+    """Draw the plan; the suffix of ``path`` selects the format.
 
     Raises:
         UserError: The file cannot be written.
     """
-    # The object interface: no display, no state that outlives this call.
+    # matplotlib's object interface needs no display and keeps no global state.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 5), layout="constrained")
@@ -73,7 +73,7 @@ def _draw_memory(axes: Any, plan: dict[str, Any]) -> None:
     colours = iter(_palette(len(parts)))
     for name, sizes in parts.items():
         colour = next(colours)
-        # What would not be seen is not in the legend either.
+        # Too small to see, so left out of the legend too.
         if max(sizes, default=0) < most / 500:
             continue
         heights = [size / GIB for size in sizes]
@@ -85,7 +85,7 @@ def _draw_memory(axes: Any, plan: dict[str, Any]) -> None:
         usable = card * plan["gpu_memory_utilization"]
         axes.axhline(usable, color="black", linewidth=1, linestyle="--")
         axes.set_title(
-            f"card {card:g} GiB, dashed: {plan['gpu_memory_utilization']:.0%} of it",
+            f"GPU {card:g} GiB, dashed: {plan['gpu_memory_utilization']:.0%} of it",
             loc="right",
             fontsize=9,
         )
@@ -93,7 +93,7 @@ def _draw_memory(axes: Any, plan: dict[str, Any]) -> None:
     axes.set_ylabel("GiB on a rank")
     axes.set_title("Memory of a rank", loc="left")
     if ranks:
-        # Beside the bars, which may fill all of the height.
+        # Beside the bars, because they may fill the full height.
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
 
 

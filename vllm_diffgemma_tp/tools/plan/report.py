@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The plan as one JSON object: every figure, in bytes, FLOPs and seconds."""
+"""The plan as one JSON object, in bytes, FLOPs and seconds."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from vllm_diffgemma_tp.tools.shared.weights import Sharding
 
 @dataclass(frozen=True)
 class Question:
-    """What was asked.
+    """What to plan for.
 
     Attributes:
         tp_sizes: Tensor-parallel sizes, ascending.
         expert_parallel, vision: As in ``Sharding``.
-        serving: How the server is to run.
-        gpu_memory: Bytes of one card, None where not given.
+        serving: Server settings.
+        gpu_memory: Bytes of one GPU, or None.
         utilization: Share of it that vLLM may use.
-        hardware: Rates, None where not given.
+        hardware: Peak rates, or None.
         rows: Canvas positions of the step whose costs are shown.
     """
 
@@ -42,7 +42,7 @@ class Question:
 
 
 def as_json(checkpoint: Checkpoint, question: Question) -> dict[str, Any]:
-    """All figures: bytes, FLOPs and seconds."""
+    """The whole plan, with one entry in ``ranks`` per T."""
     a = checkpoint.architecture
     vision = sum(t.num_elements for n, t in checkpoint.tensors.items() if "vision" in n)
     table = costs.table_bytes(a.vocab_size, a.hidden_size, a.element)
@@ -111,7 +111,7 @@ def _of_ranks(checkpoint: Checkpoint, question: Question, t: int) -> dict[str, A
 
 
 def _wire(checkpoint: Checkpoint, question: Question, t: int) -> dict[str, float]:
-    """Bytes that a rank sends in a step; the gathered table's, once."""
+    """Bytes sent per rank and step; for the gathered table, once in total."""
     a, rows = checkpoint.architecture, question.rows
     ids = a.rows_per_rank(t)
     blocks = -(-ids // block_size_for(a.vocab_size))

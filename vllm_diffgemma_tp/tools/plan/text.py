@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The plan for reading: tables with a column a T, and the answers under them."""
+"""The plan as text: tables with one column per T, and conclusions below them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from vllm_diffgemma_tp.tools.shared.table import aligned
 from vllm_diffgemma_tp.tools.shared.weights import CLASSES
 
 GIB, MB, GFLOP, MS = 2**30, 1e6, 1e9, 1e-3
-# What the model card of the backbone says.
+# From the model card of the backbone.
 PUBLISHED_PARAMETERS = 25.2e9
 Row = tuple[str, Callable[[dict[str, Any]], str]]
 
 
 def as_text(plan: dict[str, Any]) -> str:
-    """The whole plan."""
+    """Format the whole plan."""
     parts = [_heading(plan), _memory(plan), _vocabulary(plan)]
     if plan["hardware"]:
         parts += [_times(plan), _terms(plan)]
@@ -173,7 +173,7 @@ def _terms(plan: dict[str, Any]) -> str:
 
 
 def answers(plan: dict[str, Any]) -> list[str]:
-    """One sentence a question: which T, what it allows, where the time goes."""
+    """One sentence each: which T is possible, what fits, where the time goes."""
     possible = [rank for rank in plan["ranks"] if not rank["obstacle"]]
     sentences = [
         f"T = {rank['tp']} is not possible: {rank['obstacle']}."
@@ -204,15 +204,15 @@ def answers(plan: dict[str, Any]) -> list[str]:
 
 def _remedy(plan: dict[str, Any], possible: Sequence[dict[str, Any]]) -> str:
     if not possible:
-        return "No T asked for is possible."
+        return "No requested T is possible."
     best = max(possible, key=lambda rank: rank["fit"]["kv_bytes"])
     longest = best["fit"]["max_model_len"]
     if longest >= plan["canvas_length"]:
         return (
-            f"Nothing fits as asked: at T = {best['tp']} one request may have "
-            f"--max-model-len {longest} at most."
+            f"Nothing fits with these settings: at T = {best['tp']} the largest "
+            f"--max-model-len for one request is {longest}."
         )
     return (
-        "Nothing fits: take more cards, larger ones or a quantized checkpoint, or a "
-        "smaller --max-num-batched-tokens or --max-num-seqs."
+        "Nothing fits: use more or larger GPUs, a quantized checkpoint, or a smaller "
+        "--max-num-batched-tokens or --max-num-seqs."
     )

@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """Estimated time of one denoising step, from peak rates.
 
-A roofline: a product takes the longer of its arithmetic and its reading, everything
-else its bytes over the rate they move at, and nothing overlaps. Kernels reach a part of
-these rates, so the figures are lower bounds, good for comparing designs and not for
-promising a throughput.
+A roofline model: a matmul takes the longer of its arithmetic and its weight reads,
+everything else takes its bytes divided by the bandwidth, and nothing overlaps. Kernels
+do not reach peak rates, so these are lower bounds: good for comparing designs, not for
+predicting throughput.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from vllm_diffgemma_tp.tools.shared.checkpoint import Checkpoint
 from vllm_diffgemma_tp.tools.shared.weights import Sharding, rank_weight_bytes
 
 DESIGNS = ("in tree", "replicated table", "ours")
-# Passes over fp32 logits in tree: the softcap reads bf16 and writes fp32 (1.5), the
-# statistics read them (1), the softmax reads and writes bf16 (1.5).
+# In tree, in passes over fp32 logits: the softcap reads bf16 and writes fp32 (1.5), the
+# statistics read fp32 (1), the softmax reads fp32 and writes bf16 (1.5).
 _IN_TREE_FP32_PASSES = 4.0
-# Ours: the projection's tile is written, read by two kernels, written as softmax: all
-# in the model dtype, hence in units of it.
+# Ours, in passes over logits of the model dtype: a tile is written by the projection,
+# read by two kernels, and written as softmax.
 _TILE_PASSES = 4.0
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Peak rates of one card and of its link to the others.
+    """Memory and peak rates of one GPU, and of its link to the others.
 
     Attributes:
         name: For tables.
-        memory_gib: Memory of a card, GiB.
-        memory_gbps: Rate of that memory, GB/s.
-        link_gbps: Rate at which a rank sends to the others, GB/s, one direction.
-        tflops: Dense bf16 products with fp32 sums, TFLOP/s.
+        memory_gib: Memory of one GPU, GiB.
+        memory_gbps: Memory bandwidth, GB/s.
+        link_gbps: Bandwidth at which a rank sends to others, GB/s in one direction.
+        tflops: Dense bf16 matmuls with fp32 accumulation, TFLOP/s.
     """
 
     name: str
@@ -45,9 +45,9 @@ class Hardware:
     tflops: float
 
 
-# Vendors' data sheets: memory, its rate, link in one direction, dense bf16. PCIe 4.0
-# and 5.0 x16 carry 32 and 64 GB/s; consumer cards halve the product's rate with fp32
-# sums.
+# From the vendors' data sheets: memory, its bandwidth, link in one direction, dense
+# bf16. PCIe 4.0 and 5.0 x16 have 32 and 64 GB/s; consumer GPUs run matmuls with fp32
+# accumulation at half the rate.
 HARDWARE = {
     "a4000": Hardware("RTX A4000, PCIe 4.0", 16, 448, 32, 76.7),
     "3090": Hardware("RTX 3090, PCIe 4.0", 24, 936, 32, 71),
@@ -64,8 +64,8 @@ class VocabTime:
     """The vocabulary side of one step, seconds.
 
     Attributes:
-        products: The projection and the soft embedding.
-        passes: Softcap, softmax statistics, sampling: moving logits through memory.
+        products: The two matmuls: projection and soft embedding.
+        passes: Memory traffic of logits: softcap, softmax statistics, sampling.
         wire: Collectives.
     """
 
@@ -81,14 +81,14 @@ class VocabTime:
 def vocab_time(
     checkpoint: Checkpoint, tp_size: int, rows: int, hardware: Hardware, design: str
 ) -> VocabTime:
-    """One of ``DESIGNS`` on one of T ranks, for that many canvas positions."""
+    """Estimate one of ``DESIGNS`` on one of T ranks, for ``rows`` canvas positions."""
     a = checkpoint.architecture
     ids = a.rows_per_rank(tp_size)
     whole = design == "replicated table"
     own_ids = a.rows_per_rank(1) if whole else ids
     table = costs.table_bytes(own_ids, a.hidden_size, a.element)
     flops = costs.soft_embedding_flops(rows, own_ids, a.hidden_size)
-    # Ours multiplies twice by a tile that it reads once.
+    # Ours reads each tile of the table once for both matmuls.
     reads = table if design == "ours" else 2 * table
     products = max(
         2 * flops / hardware.tflops / 1e12, reads / hardware.memory_gbps / 1e9
@@ -96,7 +96,7 @@ def vocab_time(
     if design == "ours":
         moved = _TILE_PASSES * rows * ids * a.element
     else:
-        # Full width on every rank, in tree too: that is what the gather is for.
+        # Every rank has full-width logits, in tree too, after the gather.
         moved = _IN_TREE_FP32_PASSES * rows * a.rows_per_rank(1) * costs.FP32
     wire = 0.0
     if design == "ours":
@@ -114,7 +114,7 @@ def vocab_time(
 def step_terms(
     checkpoint: Checkpoint, sharding: Sharding, rows: int, hardware: Hardware
 ) -> dict[str, float]:
-    """Seconds of the parts of a whole step with ours, longest first.
+    """Seconds of each part of a whole step with our sampler, longest first.
 
     Attention over the context and the vision tower are left out: they depend on the
     requests.
@@ -134,7 +134,7 @@ def step_terms(
 
     def seconds(part: str) -> float:
         arithmetic = 2 * rows * per_token[part] / t / hardware.tflops / 1e12
-        # A canvas of 256 tokens with 8 experts each meets nearly all of 128.
+        # 256 tokens with 8 experts each use nearly all of the 128 experts.
         reading = weights[kinds.get(part, part)] / hardware.memory_gbps / 1e9
         return max(arithmetic, reading)
 

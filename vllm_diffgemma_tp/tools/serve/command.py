@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""`vllm serve` with the plugin certain to be live, on a GPU or on none."""
+"""`vllm-diffgemma-tp serve`: checks first, then runs `vllm serve`."""
 
 import argparse
 import os
@@ -19,11 +19,11 @@ def run(flags: Sequence[str]) -> int:
     """Serve until stopped. `flags` go to `vllm serve` unchanged.
 
     Returns:
-        0 when the server was stopped. Wrong flags leave through vLLM's own parser,
-        with exit status 2.
+        0 once the server was stopped. For wrong flags vLLM's parser exits with
+        status 2.
 
     Raises:
-        UserError: a check before the start failed, or the server did.
+        UserError: A check failed, or the server did.
     """
     preflight.check_plugin()
     args = read_flags(flags)
@@ -33,12 +33,12 @@ def run(flags: Sequence[str]) -> int:
             preflight.check_model(args.model, args.tensor_parallel_size)
         if args.uds is None and not args.headless:
             preflight.check_port(args.host, args.port)
-    # Ray would print the line of one worker and count the others.
+    # By default Ray prints the live line of one worker and only counts the others.
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     sized = args.kv_cache_memory_bytes or args.gpu_memory_utilization
     replicas = args.data_parallel_size_local or args.data_parallel_size
     cpu_engine.arrange(args.tensor_parallel_size * replicas, size_kv_cache=not sized)
-    # Last of the checks: it imports vLLM, which takes seconds.
+    # The last check, because it imports vLLM, which takes seconds.
     preflight.check_vllm()
 
     from vllm.entrypoints.cli.main import main
@@ -52,13 +52,13 @@ def run(flags: Sequence[str]) -> int:
         init_logger("vllm.plugins.vllm_diffgemma_tp").debug("", exc_info=True)
         reason = " ".join(str(error).split())
         raise UserError(
-            f"The server failed ({reason}): the cause is in its log above, and "
-            "VLLM_LOGGING_LEVEL=DEBUG adds the trace."
+            f"The server failed ({reason}): see the log above for the cause, or set "
+            "VLLM_LOGGING_LEVEL=DEBUG for the traceback."
         ) from error
     if engine_died():
         raise UserError(
-            "The engine died while serving: the cause is in the log above. Start the "
-            "server again."
+            "The engine core died while serving: see the log above for the cause, and "
+            "restart the server."
         )
     return 0
 
@@ -66,9 +66,9 @@ def run(flags: Sequence[str]) -> int:
 def read_flags(flags: Sequence[str]) -> argparse.Namespace:
     """Read the few `vllm serve` flags that are checked or needed before vLLM starts.
 
-    vLLM's own parser would do, but takes many seconds to import, and a mistake should
-    be answered at once. As there, values come from the command line, else from the
-    YAML file that `--config` names, else from vLLM's defaults; `_` and `-` are one.
+    Importing vLLM's own parser takes many seconds, and mistakes should be reported at
+    once. As in vLLM, a value comes from the command line, else from the YAML file given
+    with `--config`, else from the default; `_` and `-` are equivalent.
     """
     parser = argparse.ArgumentParser(prog="vllm-diffgemma-tp serve", add_help=False)
     parser.add_argument("-h", "--help", nargs="?", const=True, default=False)
@@ -115,6 +115,6 @@ def _read_config(path: str) -> dict[str, Any]:
     except (OSError, yaml.YAMLError) as error:
         raise UserError(
             f"--config {path} cannot be read as YAML ({error}): give the path of a "
-            "file that holds `flag: value` lines."
+            "file with `flag: value` lines."
         ) from error
     return {name.replace("-", "_"): value for name, value in (config or {}).items()}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""A DiffusionGemma's dimensions, read off its config.json."""
+"""The dimensions of a DiffusionGemma model, read from its config.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm_diffgemma_tp.tools.shared.errors import UserError
 
-# Bytes of an element, by safetensors' names; NVFP4 packs two values in a U8.
+# Bytes per element, by safetensors dtype; NVFP4 packs two values into a U8.
 ELEMENT_BYTES = {
     "F64": 8,
     "F32": 4,
@@ -30,22 +30,22 @@ ELEMENT_BYTES = {
 FLOATS = ("F64", "F32", "F16", "BF16")
 _MODEL_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _DEFAULT_CANVAS = 256
-VOCAB_PADDING = 64  # what vLLM pads a vocabulary to
-# One full-attention layer after five sliding ones, where the config does not say.
+VOCAB_PADDING = 64  # vLLM pads the vocabulary to a multiple of this
+# One full-attention layer after five sliding ones, if the config has no layer_types.
 _DEFAULT_PATTERN = 6
-# Beyond these a number is no dimension of a model.
+# Larger values cannot be real model dimensions.
 _LARGEST, _MOST_LAYERS = 2**31, 10_000
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's attention.
+    """The attention dimensions of one layer.
 
     Attributes:
-        full: Attends to everything; otherwise to the sliding window. Full layers have
-            no value projection: vLLM loads the keys' in its place ("k_eq_v").
-        kv_heads: Key-value heads.
-        head_dim: Width of a head.
+        full: Full attention; otherwise sliding-window attention. Full layers have no
+            value projection: vLLM loads the key projection in its place ("k_eq_v").
+        kv_heads: Number of key-value heads.
+        head_dim: Size of a head.
     """
 
     full: bool
@@ -55,11 +55,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The dimensions everything else follows from.
+    """The dimensions of a model.
 
     ``num_experts`` is 0 for a model without experts; ``vision`` is the raw
-    vision_config, empty for none; ``dtype`` a safetensors name; ``tied`` says that the
-    output projection is the embedding table.
+    vision_config, empty if there is none; ``dtype`` is a safetensors dtype; ``tied``
+    means that the output projection is the embedding table.
     """
 
     vocab_size: int
@@ -80,16 +80,16 @@ class Architecture:
 
     @property
     def element(self) -> int:
-        """Bytes of an element of the model dtype."""
+        """Bytes per element of the model dtype."""
         return ELEMENT_BYTES[self.dtype]
 
     def rows_per_rank(self, tp_size: int) -> int:
-        """Ids that a rank stores, padding included."""
+        """Vocabulary rows stored per rank, including padding."""
         padded = -(-self.vocab_size // VOCAB_PADDING) * VOCAB_PADDING
         return padded // tp_size
 
     def obstacle(self, tp_size: int, expert_parallel: bool) -> str | None:
-        """Why T ranks cannot share this model, or None."""
+        """The reason this model cannot be sharded over T ranks, or None."""
         if self.num_heads % tp_size:
             return f"{tp_size} does not divide the {self.num_heads} attention heads"
         for layer in self.layers:
@@ -112,11 +112,11 @@ def from_config(config: Mapping[str, Any], source: str) -> Architecture:
     """Read a parsed config.json.
 
     Args:
-        config: As transformers writes it, per-layer overrides in either form.
-        source: Where it is from, for messages.
+        config: As written by transformers; both forms of per-layer overrides work.
+        source: Where the config comes from, for error messages.
 
     Raises:
-        UserError: A dimension is missing or is not a number that could be one.
+        UserError: A dimension is missing or is not a plausible number.
     """
     with blaming_config(source):
         return _from_config(config)
@@ -124,14 +124,14 @@ def from_config(config: Mapping[str, Any], source: str) -> Architecture:
 
 @contextmanager
 def blaming_config(source: str) -> Iterator[None]:
-    """What a config.json lacks, as a UserError that names whose it is."""
+    """Turn errors in reading a config.json into a UserError that names ``source``."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"{error.args[0]!r}" if isinstance(error, KeyError) else str(error)
         raise UserError(
             f"The config.json of {source} lacks what a DiffusionGemma needs ({reason}):"
-            " give the config.json that came with the checkpoint."
+            " use the config.json that came with the checkpoint."
         ) from error
 
 
@@ -146,7 +146,7 @@ def _from_config(config: Mapping[str, Any]) -> Architecture:
         raise ValueError(f"{len(kinds)} layer_types for {num_layers} layers")
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     if str(dtype) not in _MODEL_DTYPES:
-        raise ValueError(f"dtype {dtype!r} is none of {', '.join(_MODEL_DTYPES)}")
+        raise ValueError(f"dtype {dtype!r} is not one of {', '.join(_MODEL_DTYPES)}")
     experts = text.get("num_experts")
     return Architecture(
         vocab_size=_size(text, "vocab_size"),
@@ -179,10 +179,10 @@ def _size(config: Mapping[str, Any], key: str, largest: int = _LARGEST) -> int:
 
 
 def attention_of(text: Mapping[str, Any], index: int, kind: str) -> Layer:
-    """The heads of one layer of a config's ``text_config``.
+    """The attention dimensions of one layer, from a config's ``text_config``.
 
-    transformers writes what is apart in the full layers by name, or from 5.14 on layer
-    by layer.
+    transformers writes the values that differ in full layers as ``global_*`` keys, and
+    from 5.14 on as ``per_layer_config``.
     """
     full = kind == "full_attention"
     heads, width = text["num_key_value_heads"], text["head_dim"]

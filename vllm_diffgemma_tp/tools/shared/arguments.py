@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Values on a command line."""
+"""argparse types for values on the command line."""
 
 from __future__ import annotations
 
 import argparse
 
-# Beyond these no machine is described, and sums leave the range of a double.
+# Values outside describe no real machine, and sums could overflow a double.
 _LARGEST, _SMALLEST = 10**9, 1e-6
 
 
 def positive_int(text: str) -> int:
-    """A number that counts something."""
+    """A whole number of at least 1."""
     try:
         value = int(text)
     except ValueError:
@@ -24,12 +24,12 @@ def positive_int(text: str) -> int:
 
 
 def positive_ints(text: str) -> list[int]:
-    """Comma-separated numbers, such as tensor-parallel sizes."""
+    """Comma-separated positive numbers, such as tensor-parallel sizes."""
     return [positive_int(part) for part in text.split(",")]
 
 
 def positive_float(text: str) -> float:
-    """A size or a rate."""
+    """A positive size or rate."""
     value = _float(text)
     if not _SMALLEST <= value <= _LARGEST:
         raise argparse.ArgumentTypeError(

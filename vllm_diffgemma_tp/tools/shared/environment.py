@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Environment variables for a while, which processes started meanwhile inherit."""
+"""Environment variables set for the duration of a context, and inherited in it."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ _QUIET = {
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables, and put back what they were."""
+    """Set variables, and restore their old values on exit."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -29,7 +29,7 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def quiet_vllm() -> Iterator[None]:
-    """Keep vLLM's log off standard output, unless the user has set where it goes."""
+    """Keep vLLM's log off standard output, unless the user has configured it."""
     unset = {name: value for name, value in _QUIET.items() if name not in os.environ}
     with environment(unset):
         yield

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""A mistake the user can correct."""
+"""The error type for mistakes that the user can correct."""
 
 
 class UserError(Exception):
-    """Its text is one sentence that says what to do; it is shown without a trace."""
+    """One sentence that says what is wrong and what to do, shown without traceback."""

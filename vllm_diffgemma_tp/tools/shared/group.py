@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""How a rank joins vLLM's own tensor-parallel group, as vLLM's workers do."""
+"""Setting up vLLM's tensor-parallel group on a rank, as vLLM's workers do."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from vllm_diffgemma_tp.cpu import cpu_engine
 
 
 def bind_cores(rank: int, tp_size: int) -> int:
-    """Give the rank its share of the cores, as vLLM's CPU engine does; its number."""
+    """Bind the rank to its share of the cores, as vLLM does; return how many."""
     cores = sorted(os.sched_getaffinity(0))
     if not cpu_engine.is_cpu_build():
         return len(cores)
     share = cpu_engine.threads_bind(tp_size, cores).split("|")[rank].split(",")
     os.sched_setaffinity(0, map(int, share))
-    # Before torch is imported, which sizes its thread pool then.
+    # Before torch is imported, because torch then sizes its thread pool.
     os.environ["OMP_NUM_THREADS"] = str(len(share))
     return len(share)
 
 
 @contextmanager
 def tensor_parallel_group(tp_size: int, port: int, rank: int) -> Iterator[Any]:
-    """vLLM's own group over the ranks, as its workers make it; gives the device."""
+    """Initialize vLLM's group as its workers do, and yield this rank's device."""
     cpu_engine.arrange(tp_size)
-    # It reduces in place on a CPU, which torch's custom ops will not allow one day.
+    # On a CPU the op reduces in place, and torch warns that it will forbid that.
     warnings.filterwarnings("ignore", "vllm::all_reduce", UserWarning)
-    # vLLM sets the level itself only in processes that its own commands start.
+    # vLLM sets the level only in processes started by its own commands.
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
-    # The CPU communicator names its shared memory by this, as the CPU worker sets it.
+    # vLLM's CPU worker sets this; the CPU communicator names its shared memory by it.
     os.environ["VLLM_DIST_IDENT"] = str(port)
     if cpu_engine.is_cpu_build():
-        # What vLLM's CPU worker imports first: it puts buffers for UVA in place.
+        # Imported first by vLLM's CPU worker too: it replaces the UVA buffers.
         import vllm.v1.worker.cpu.shm  # noqa: F401
     import torch
     from vllm.config import VllmConfig, set_current_vllm_config
@@ -79,6 +79,6 @@ def device_name(device: Any) -> str:
 
 
 def remove_shared_memory(port: int) -> None:
-    """Remove what vLLM's CPU communicator leaves of a group whose ranks are gone."""
+    """Remove shared memory left by vLLM's CPU communicator after its ranks ended."""
     for segment in Path("/dev/shm").glob(f"{port}-*-cpushm_*"):
         segment.unlink()

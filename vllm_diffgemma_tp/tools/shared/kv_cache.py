@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Bytes of KV cache, as vLLM's hybrid cache manager lays it out.
+"""KV cache size, following the layout of vLLM's hybrid KV cache manager.
 
-Layers are put in groups of equal size that share one pool of blocks; a block holds one
-page of every layer of a group, and pages are made equally large by longer blocks for
-layers with less to store. A request takes blocks for all its tokens in a group of full
-layers, and for about a window of them in a group of sliding ones. Keys and values are
-both stored, also where values come from the keys' projection: they are normed apart.
+Layers form groups of equal size that share one block pool. A block holds one page of
+every layer of a group; layers with fewer bytes per token get longer blocks, so that all
+pages have the same size. In a group of full layers a request takes blocks for all its
+tokens, in a group of sliding layers for about one window. Keys and values are both
+stored, even where values use the key projection, because they are normalized
+differently.
 Source: vLLM's `v1/core/kv_cache_utils.py` and `v1/kv_cache_interface.py`.
 """
 
@@ -25,8 +26,8 @@ class Group:
     """Layers that share a block table.
 
     Attributes:
-        full: Full layers; otherwise sliding ones.
-        block_tokens: Tokens of a block.
+        full: Full layers; otherwise sliding layers.
+        block_tokens: Tokens per block.
     """
 
     full: bool
@@ -35,12 +36,12 @@ class Group:
 
 @dataclass(frozen=True)
 class KVCache:
-    """The pool of one rank.
+    """The block pool of one rank.
 
     Attributes:
-        block_bytes: Of a block of the pool, over all layers of a group.
-        groups: Their block tables draw from the same pool.
-        sliding_window: Tokens a sliding layer looks back.
+        block_bytes: Bytes of a block, over all layers of a group.
+        groups: The groups that share the pool.
+        sliding_window: Window of the sliding layers, in tokens.
     """
 
     block_bytes: int
@@ -48,16 +49,16 @@ class KVCache:
     sliding_window: int
 
     def request_blocks(self, tokens: int, in_flight: int) -> int:
-        """Blocks of a request of that many tokens.
+        """Blocks needed by a request of that many tokens.
 
         Args:
             tokens: Prompt and answer.
-            in_flight: Tokens that are scheduled and not yet settled; blocks behind the
-                window are freed only then.
+            in_flight: Tokens scheduled but not yet computed; blocks behind the window
+                are freed only afterwards.
         """
         window = min(self.sliding_window - 1 + in_flight, tokens)
         return sum(
-            # A window may begin within a block.
+            # + 1: a window may start in the middle of a block.
             -(-tokens // group.block_tokens)
             if group.full
             else -(-window // group.block_tokens) + 1
@@ -66,9 +67,9 @@ class KVCache:
 
 
 def layer_token_bytes(layer: Layer, tp_size: int, element: int) -> int:
-    """Keys and values of a token in a layer, on one rank.
+    """Bytes of one token's keys and values in a layer, on one rank.
 
-    Where T exceeds the key-value heads, ranks hold copies.
+    If T exceeds the number of key-value heads, vLLM replicates heads.
     """
     heads = max(1, layer.kv_heads // tp_size)
     return 2 * heads * layer.head_dim * element
@@ -80,15 +81,15 @@ def kv_cache_of(
     element: int,
     block_tokens: int = BLOCK_TOKENS,
 ) -> KVCache:
-    """The layout for T ranks and elements of that many bytes."""
+    """The layout on one of T ranks, for ``element`` bytes per cache element."""
     token_bytes = Counter(
         (layer.full, layer_token_bytes(layer, tp_size, element))
         for layer in architecture.layers
     )
     page = max(size for _, size in token_bytes) * block_tokens
     counts = token_bytes.values()
-    # One kind of layer is one group. Otherwise groups are as small as the rarest kind,
-    # unless that one is nearly as frequent as the others.
+    # With one kind of layer there is one group. Otherwise a group has as many layers as
+    # the rarer kind, unless both kinds are about equally frequent.
     group_layers = min(counts)
     if max(counts) < 1.5 * group_layers:
         group_layers = max(counts)

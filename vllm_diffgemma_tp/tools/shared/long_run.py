@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What every command that takes minutes does: progress, a folder, an orderly end."""
+"""Helpers for commands that run for minutes: progress, run folders, clean shutdown."""
 
 import os
 import signal
@@ -18,32 +18,32 @@ RUNS = Path("runs")
 
 
 def say(message: str) -> None:
-    """Print progress, apart from the results on standard output."""
+    """Print progress to stderr; stdout is for results."""
     print(message, file=sys.stderr, flush=True)
 
 
 def run_folder(name: str, resume: bool = False) -> Path:
-    """A folder of its own for one run, or that of the latest run of the name.
+    """A new folder for this run or, with ``resume``, that of the latest run.
 
     Raises:
-        UserError: there is no run of the name to go on with.
+        UserError: There is no run of this name to resume.
     """
     if not resume:
         return RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     found = sorted(RUNS.glob(f"{name}-????????-??????"))
     if not found:
         raise UserError(
-            f"There is no run of {name} in {RUNS} to go on with: name its folder with "
+            f"There is no run of {name} in {RUNS} to resume: give its folder with "
             "--output, or leave out --resume."
         )
     return found[-1]
 
 
 def check_writable(path: Path) -> None:
-    """A file can be written there, which is better known before minutes of work.
+    """Check that ``--json`` can be written, before minutes of work.
 
     Raises:
-        UserError: It cannot.
+        UserError: It cannot be written.
     """
     target = path if path.exists() else path.parent
     if path.is_dir() or not path.parent.is_dir() or not os.access(target, os.W_OK):
@@ -79,10 +79,10 @@ def holding_interrupts() -> Iterator[None]:
 
 @contextmanager
 def terminating_like_ctrl_c() -> Iterator[None]:
-    """Let a termination signal unwind the stack, which stops the server.
+    """Turn SIGTERM into KeyboardInterrupt, so that context managers stop the server.
 
-    By default it ends Python on the spot, and the server, in its own process group,
-    would go on alone.
+    By default SIGTERM kills Python at once, and the server, which has its own process
+    group, would keep running.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:

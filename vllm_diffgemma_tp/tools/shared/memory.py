@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What one rank holds, and how much of it fits."""
+"""Memory of one rank: what it stores, and how much fits."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from vllm_diffgemma_tp.tools.shared.weights import Sharding, rank_weight_bytes
 from vllm_diffgemma_tp.vocab_shard import VocabShard
 
 TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# CUDA context, NCCL buffers, captured graphs, allocator slack: an assumption, as only
-# a run on the card can tell.
+# CUDA context, NCCL buffers, captured graphs, allocator slack. An assumption: it can
+# only be measured on the GPU.
 RUNTIME_BYTES = 1 * 2**30
 
 
 def default_batched_tokens(gpu_memory: int | None, card: str | None) -> int:
-    """`vllm serve`'s --max-num-batched-tokens where none is given (`arg_utils.py`).
+    """The default of `vllm serve --max-num-batched-tokens` (`arg_utils.py`).
 
     Args:
-        gpu_memory: Bytes of a card, None where not known.
-        card: Its name, where that is known.
+        gpu_memory: Bytes of one GPU, or None if unknown.
+        card: Name of the GPU, or None if unknown.
     """
     gib = (gpu_memory or 0) / 2**30
     if gib >= 160:
@@ -37,15 +37,15 @@ def default_batched_tokens(gpu_memory: int | None, card: str | None) -> int:
 
 @dataclass(frozen=True)
 class Serving:
-    """How the server is to run.
+    """Server settings that determine memory use.
 
     Attributes:
-        max_num_seqs: Requests in a batch.
-        max_model_len: Tokens of a request, prompt and answer.
-        max_num_batched_tokens: Tokens of an engine step.
+        max_num_seqs: Maximum requests per batch.
+        max_model_len: Maximum tokens per request, prompt and answer.
+        max_num_batched_tokens: Maximum tokens per engine step.
         concurrent_steps: Engine steps in flight: 2 with async scheduling.
         device_type: "cuda", or "cpu" for vLLM's CPU build.
-        kv_element: Bytes of an element of the KV cache; None for the model dtype's.
+        kv_element: Bytes per KV cache element; None for those of the model dtype.
     """
 
     max_num_seqs: int
@@ -58,14 +58,14 @@ class Serving:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank before any KV cache.
+    """Bytes used on one rank, without KV cache.
 
     Attributes:
-        weights: By tensor class.
-        workspace: The sampler's buffers; exact, from its own tile plan.
-        soft_embeddings: What self-conditioning reads, a canvas for every request.
-        input_embeddings: The runner's buffer of an engine step.
-        activations: An estimate of the backbone's transients at the largest step.
+        weights: Weight bytes by tensor class.
+        workspace: The sampler's buffers; exact, computed from its tile plan.
+        soft_embeddings: Input of self-conditioning, one canvas per request.
+        input_embeddings: The model runner's buffer for one engine step.
+        activations: Estimated backbone activations of the largest step.
         runtime: ``RUNTIME_BYTES``; 0 on a CPU.
     """
 
@@ -78,7 +78,7 @@ class RankMemory:
 
     @property
     def fixed(self) -> int:
-        """All of it."""
+        """Sum of all of these."""
         return sum(self.weights.values()) + (
             self.workspace
             + self.soft_embeddings
@@ -89,7 +89,7 @@ class RankMemory:
 
 
 def workspace_bytes(checkpoint: Checkpoint, tp_size: int, serving: Serving) -> int:
-    """The sampler's workspace: the buffers themselves, built without memory."""
+    """Bytes of the sampler's workspace, which is built here as fake tensors."""
     a = checkpoint.architecture
     rows_per_rank = a.rows_per_rank(tp_size)
     shard = VocabShard(
@@ -106,14 +106,14 @@ def workspace_bytes(checkpoint: Checkpoint, tp_size: int, serving: Serving) -> i
         hidden_size=a.hidden_size,
         device_type=serving.device_type,
     )
-    # "meta" stands for a GPU here, which this machine need not have.
+    # "meta" stands in for a GPU, which this machine may not have.
     device = torch.device("cpu" if serving.device_type == "cpu" else "meta")
     with FakeTensorMode():
         return Workspace(plan, TORCH_DTYPES[a.dtype], device).num_bytes
 
 
 def max_rows(checkpoint: Checkpoint, serving: Serving) -> int:
-    """Most canvas positions of one engine step."""
+    """Maximum canvas positions in one engine step."""
     canvases = serving.max_num_seqs * checkpoint.architecture.canvas_length
     return min(canvases, serving.max_num_batched_tokens)
 
@@ -121,7 +121,7 @@ def max_rows(checkpoint: Checkpoint, serving: Serving) -> int:
 def rank_memory(
     checkpoint: Checkpoint, sharding: Sharding, serving: Serving
 ) -> RankMemory:
-    """What one of T ranks holds before any KV cache."""
+    """Memory used on one of T ranks, without KV cache."""
     a, on_cpu = checkpoint.architecture, serving.device_type == "cpu"
     canvas = a.canvas_length * a.hidden_size * a.element
     return RankMemory(
@@ -135,7 +135,7 @@ def rank_memory(
 
 
 def _activation_bytes(checkpoint: Checkpoint, tp_size: int, serving: Serving) -> int:
-    """An estimate: of a layer, the experts' intermediates and six hidden states."""
+    """Estimate: one layer's expert and MLP intermediates and six hidden states."""
     a = checkpoint.architecture
     experts = a.top_k_experts * (3 * a.expert_size // tp_size + a.hidden_size)
     values = experts + 3 * a.intermediate_size // tp_size + 6 * a.hidden_size
@@ -144,16 +144,16 @@ def _activation_bytes(checkpoint: Checkpoint, tp_size: int, serving: Serving) ->
 
 @dataclass(frozen=True)
 class Fit:
-    """What the memory of one rank allows.
+    """What fits into the memory of one rank.
 
     Attributes:
-        kv_bytes: Left for the KV cache; negative where not even the rest fits.
-        kv_tokens: Tokens of full-length requests it holds, over all requests.
-        full_requests: Requests of the full length it holds at once.
-        max_num_seqs: Most requests a batch may have so that all may be of full length;
-            0 where the server would not start.
-        max_model_len: Longest single request with the given ``max_num_seqs``; 0 where
-            not one canvas fits.
+        kv_bytes: Bytes left for the KV cache; negative if the rest does not fit.
+        kv_tokens: Total tokens of full-length requests that the KV cache holds.
+        full_requests: Full-length requests that the KV cache holds at once.
+        max_num_seqs: Largest ``max_num_seqs`` at which all requests may be of full
+            length; 0 if the server would not start.
+        max_model_len: Longest single request with the given ``max_num_seqs``; 0 if not
+            one canvas fits.
     """
 
     kv_bytes: int
@@ -164,18 +164,18 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether the server starts: one request of the full length must fit."""
+        """Whether the server starts: one full-length request must fit."""
         return self.full_requests >= 1
 
 
 def fit(
     checkpoint: Checkpoint, sharding: Sharding, serving: Serving, usable_bytes: int
 ) -> Fit:
-    """How far that many bytes a rank go.
+    """Compute what fits into ``usable_bytes`` per rank.
 
     Args:
-        checkpoint, sharding, serving: What is to be served, and how.
-        usable_bytes: Of one rank: its memory times --gpu-memory-utilization.
+        checkpoint, sharding, serving: The model, its sharding and the server settings.
+        usable_bytes: Memory of one rank times --gpu-memory-utilization.
     """
     a = checkpoint.architecture
     kv_element = serving.kv_element or a.element
@@ -184,7 +184,7 @@ def fit(
     memory = rank_memory(checkpoint, sharding, serving)
 
     def left(num_seqs: int) -> int:
-        """Bytes for the KV cache if the batch may have that many requests."""
+        """Bytes left for the KV cache with ``max_num_seqs = num_seqs``."""
         other = replace(serving, max_num_seqs=num_seqs)
         buffers = workspace_bytes(checkpoint, sharding.tp_size, other)
         soft = memory.soft_embeddings // serving.max_num_seqs * num_seqs
@@ -212,7 +212,7 @@ def fit(
 
 
 def _largest(holds: Callable[[int], bool], limit: int) -> int:
-    """The largest n in [0, limit] that holds, of those that hold up to some n."""
+    """The largest n in [0, limit] for which the monotone ``holds`` is true, else 0."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

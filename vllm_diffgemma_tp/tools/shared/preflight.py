@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What can be known to be wrong before a server is started.
+"""Checks that find mistakes before a server is started.
 
 Each check raises `UserError` with one sentence that says what to do.
 """
@@ -22,7 +22,7 @@ LOCALHOST = "127.0.0.1"
 
 
 def check_vllm() -> None:
-    """An importable vLLM in the supported range."""
+    """Check that vLLM can be imported and is a supported version."""
     if importlib.util.find_spec("vllm") is None:
         raise UserError("vLLM is not installed: install it beside this plugin first.")
     from vllm_diffgemma_tp.compat.versions import require_supported_vllm
@@ -33,17 +33,17 @@ def check_vllm() -> None:
         raise UserError(str(error)) from error
     except Exception as error:
         raise UserError(
-            f"vLLM is installed and cannot be imported ({type(error).__name__}: "
-            f"{error}): install it again, with the torch it asks for."
+            f"vLLM is installed but cannot be imported ({type(error).__name__}: "
+            f"{error}): reinstall it with the torch version it requires."
         ) from error
 
 
 def check_plugin() -> None:
-    """vLLM will find this plugin, and is allowed to load it."""
+    """Check that vLLM will find this plugin and is allowed to load it."""
     if PLUGIN_NAME not in metadata.entry_points(group=PLUGIN_GROUP).names:
         raise UserError(
             "The plugin is not installed in this environment, so vLLM would run its "
-            "own class: run `pip install --no-deps` on the project first."
+            "own model class: run `pip install --no-deps .` in the project first."
         )
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and PLUGIN_NAME not in allowed.split(","):
@@ -54,25 +54,25 @@ def check_plugin() -> None:
 
 
 def check_model(model: str, tensor_parallel_size: int) -> None:
-    """A local checkpoint is a DiffusionGemma whose heads split over the ranks.
+    """Check that a local checkpoint is a DiffusionGemma whose heads T divides.
 
-    Names that may stand for a repository on the hub are left to vLLM.
+    A name that may be a Hugging Face repository is left to vLLM.
     """
     folder = Path(model).expanduser()
     if not folder.exists():
         if model.startswith((".", "/", "~")) or model.count("/") > 1:
             raise UserError(
-                f"There is no checkpoint at {model}: give the folder that holds its "
+                f"There is no checkpoint at {model}: give a folder that contains a "
                 "config.json, or the name of a model on the hub."
             )
         return
     try:
         config = json.loads((folder / "config.json").read_text())
         if not isinstance(config, dict):
-            raise ValueError("no JSON object")
+            raise ValueError("not a JSON object")
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{model} holds no readable config.json, so it is not a checkpoint."
+            f"{model} has no readable config.json: give the folder of a checkpoint."
         ) from error
     architectures = config.get("architectures") or []
     if ARCHITECTURE not in architectures:
@@ -83,7 +83,7 @@ def check_model(model: str, tensor_parallel_size: int) -> None:
         )
     text = config.get("text_config", config)
     heads = text.get("num_attention_heads") if isinstance(text, dict) else None
-    # What is no number at all is for whoever reads the dimensions.
+    # `architecture` reports values that are not numbers.
     if isinstance(heads, int) and heads % tensor_parallel_size:
         raise UserError(
             f"--tensor-parallel-size {tensor_parallel_size} does not divide the "
@@ -92,7 +92,7 @@ def check_model(model: str, tensor_parallel_size: int) -> None:
 
 
 def check_shape(pipeline_parallel_size: int, enable_lora: bool) -> None:
-    """Nothing that no class of DiffusionGemma can do is asked for."""
+    """Check that no feature is used that DiffusionGemma does not support in vLLM."""
     for limit in (
         known_limits.pipeline(pipeline_parallel_size),
         known_limits.lora(enable_lora),
@@ -102,23 +102,23 @@ def check_shape(pipeline_parallel_size: int, enable_lora: bool) -> None:
 
 
 def check_port(host: str | None, port: int) -> None:
-    """The server's port is free."""
+    """Check that the server's port is free."""
     with socket.socket(
         socket.AF_INET6 if ":" in (host or "") else socket.AF_INET
     ) as probe:
-        # As the server binds it: a port in TIME_WAIT is free.
+        # As the server does, so that a port in TIME_WAIT counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host or "", port))
         except OSError as error:
             raise UserError(
-                f"Port {port} cannot be used ({error.strerror}): stop what listens "
-                "there, or choose another one with --port."
+                f"Port {port} cannot be used ({error.strerror}): stop the process that "
+                "uses it, or choose another one with --port."
             ) from error
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens on."""
+    """A free port on this machine."""
     with socket.socket() as probe:
         probe.bind((LOCALHOST, 0))
         return int(probe.getsockname()[1])

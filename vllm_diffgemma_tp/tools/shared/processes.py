@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""T processes that live and die together."""
+"""Run T rank processes that always end together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vllm_diffgemma_tp.tools.shared.environment import environment
 from vllm_diffgemma_tp.tools.shared.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
-# A rank that has reported and does not end by then is killed.
+# A rank that has returned its result but has not exited by then is killed.
 _EXIT_SECONDS = 20
 
 
@@ -27,22 +27,23 @@ def run_ranks(
     on_progress: Callable[[str], None],
     longest_silence_s: float | None = None,
 ) -> list[Any]:
-    """``rank_main(rank, progress)`` in a process of its own for every rank.
+    """Run ``rank_main(rank, progress)`` in one process per rank.
 
-    However this returns, none of the processes is left, nor a compiler they started.
+    Whether this returns or raises, no process is left, nor any compiler they started.
 
     Args:
         num_ranks: Number of processes.
-        rank_main: A picklable function. ``progress(text)`` reports from it; what it
-            returns must be picklable by the standard library.
-        on_progress: Called here with what rank 0 reports.
-        longest_silence_s: Time in which some rank must report; None to wait for ever.
+        rank_main: A picklable function. It reports with ``progress(text)``, and its
+            result must be picklable by the standard library.
+        on_progress: Called in this process with the reports of rank 0.
+        longest_silence_s: Longest time without a report from any rank; None for no
+            limit.
 
     Returns:
-        What the ranks returned, by rank.
+        The results, by rank.
 
     Raises:
-        UserError: A rank failed, died or fell silent.
+        UserError: A rank failed or died, or no rank reported in time.
     """
     _start_resource_tracker()
     context = get_context("spawn")
@@ -55,7 +56,7 @@ def run_ranks(
                 target=_enter, args=(rank, rank_main, sender), daemon=True
             )
             process.start()
-            # The rank holds the only sender, so its death ends the pipe.
+            # Only the rank has the sender now, so the pipe closes when it dies.
             sender.close()
             processes.append(process)
             receivers.append(receiver)
@@ -71,10 +72,10 @@ def run_ranks(
 
 
 def _start_resource_tracker() -> None:
-    """Start the process that removes what killed ranks leave, without its warnings.
+    """Start multiprocessing's resource tracker with its warnings switched off.
 
-    vLLM's ranks share memory, and a rank that is killed does not remove its part; that
-    the tracker then does is no news to the user.
+    A rank that is killed leaves its shared memory behind. The tracker removes it, and
+    would warn about that, which does not help the user.
     """
     own = os.environ.get("PYTHONWARNINGS")
     quiet = "ignore:resource_tracker:UserWarning"
@@ -94,9 +95,9 @@ def _collect(
         ready_ones = connection.wait(waiting, longest_silence_s)
         if not ready_ones:
             raise UserError(
-                f"No rank has reported for {longest_silence_s:g} s: they wait for each "
-                "other, as ranks do that run different collectives, or the machine is "
-                "overloaded."
+                f"No rank has reported for {longest_silence_s:g} s: stop other work on "
+                "this machine and try again; if it is not overloaded, the ranks are "
+                "deadlocked in different collectives."
             )
         for ready in ready_ones:
             rank = receivers.index(ready)
@@ -104,7 +105,7 @@ def _collect(
                 kind, content = receivers[rank].recv()
             except EOFError:
                 processes[rank].join()
-                raise UserError(_epitaph(rank, processes[rank].exitcode)) from None
+                raise UserError(_exit_reason(rank, processes[rank].exitcode)) from None
             if kind == "failure":
                 raise UserError(f"Rank {rank} failed: {content}.")
             if kind == "result":
@@ -114,31 +115,31 @@ def _collect(
     return [results[rank] for rank in range(len(processes))]
 
 
-def _epitaph(rank: int, exit_code: int) -> str:
+def _exit_reason(rank: int, exit_code: int) -> str:
     if exit_code == -signal.SIGKILL:
         return (
-            f"Rank {rank} was killed, most likely as memory ran out: measure fewer "
-            "--rows or fewer --variants at once."
+            f"Rank {rank} was killed, most likely because memory ran out: use a "
+            "smaller --tp or, with bench, fewer --rows or --variants."
         )
-    return f"Rank {rank} died with exit status {exit_code}: see its messages above."
+    return f"Rank {rank} died with exit status {exit_code}: see its output above."
 
 
 def _kill_group(process: Any) -> None:
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
-        # It has not made its group yet, or is gone.
+        # It has not created its group yet, or has already exited.
         process.kill()
 
 
 def _enter(
     rank: int, rank_main: Callable[[int, Callable[[str], None]], Any], sender: Any
 ) -> None:
-    # A group of its own: Ctrl-C reaches the parent alone, which then ends the rank and
-    # whatever compiler it has running.
+    # With its own process group, Ctrl-C reaches only the parent, which then kills the
+    # rank together with any compiler it is running.
     os.setpgid(0, 0)
     if sys.platform == "linux":
-        # Should the parent be killed, the kernel ends the rank.
+        # If the parent is killed, the kernel kills the rank.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def progress(text: str) -> None:

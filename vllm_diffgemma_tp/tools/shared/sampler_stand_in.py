@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""This project's sampler, built by its own model state over stand-ins."""
+"""This project's sampler, built by its own model state on stand-in objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vllm_diffgemma_tp.worker.model_state import VocabShardedModelState
 
 
 def ours(inputs: StepInputs) -> tuple[Any, Any]:
-    """This project's model and model state, of which only the sampler's part exists."""
+    """This project's model and model state, with only what the sampler uses."""
     model = model_stand_in(DiffusionGemmaForBlockDiffusion, inputs.head)
     model.shard = VocabShard.from_embedding(inputs.head)
     state = without_init(VocabShardedModelState)
@@ -44,7 +44,7 @@ def ours(inputs: StepInputs) -> tuple[Any, Any]:
 
 
 def sampler_of(state: Any, inputs: StepInputs) -> Any:
-    """The sampler that a model state puts together for vLLM's runner."""
+    """The sampler that a model state builds for vLLM's model runner."""
     state._req_id_to_index = {}
     vocab_size = inputs.head.org_vocab_size
     runner = runner_sampler(inputs.max_num_reqs, vocab_size, inputs.device)

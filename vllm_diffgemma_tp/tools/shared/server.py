@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""A ``vllm-diffgemma-tp serve`` process that never outlives its ``with`` block."""
+"""A ``vllm-diffgemma-tp serve`` process that is always stopped by its context."""
 
 import contextlib
 import os
@@ -23,37 +23,37 @@ from vllm_diffgemma_tp.tools.shared.long_run import holding_interrupts
 from vllm_diffgemma_tp.tools.shared.preflight import LOCALHOST, check_port, free_port
 from vllm_diffgemma_tp.worker.live_line import LiveRank, missing_ranks, parse_live_lines
 
-#: Seconds the server gets to stop its workers and free its shared memory by itself.
+#: Seconds the server has to stop its workers and free its shared memory itself.
 STOP_GRACE_SECONDS = 20.0
 POLL_SECONDS = 0.5
-#: Seconds an idle connection stays open. After vLLM's 5 the server closes it, and a
-#: client that was starved of the processor meanwhile sends its next request into it and
-#: loses it ("Server disconnected").
+#: Seconds an idle connection stays open. vLLM closes it after 5 s by default, and a
+#: client that gets little CPU time may then send its next request on a connection that
+#: is being closed, which fails ("Server disconnected").
 KEEP_ALIVE_SECONDS = 3600
 
-# An exception's name stands at the start of a line, or after the prefixes of processes
-# and loggers; one that is quoted within a sentence, as in a warning, is no reason.
+# An exception's name at the start of a line or after the prefixes of processes and
+# loggers. One quoted within a sentence, as in a warning, does not count.
 _REASON = re.compile(
     r"^vllm-diffgemma-tp: .+"
     r"|(?:^|(?<=[\])] )|(?<=: ))(?:\w+\.)*\w*(?:Error|Exception|error)(?:: .+|$)",
     re.MULTILINE,
 )
-# vLLM wraps the cause in these on its way up from a worker to the API server.
+# vLLM wraps the cause in these on the way from a worker to the API server.
 _WRAPPER = re.compile(r"initialization failed|See root cause|See stack|cancelled")
 
 
 class Server:
-    """The OpenAI endpoint of one model at one T, started on entry, gone on exit.
+    """An OpenAI-compatible server for one model at one T, as a context manager.
 
-    The server has its own process group, so that its engine and workers are
-    found and stopped with it, and a log file of its own.
+    The server has its own process group, so that the engine core and the workers are
+    stopped with it, and its own log file.
 
     Args:
         model: Folder or hub name, as ``vllm serve`` takes it.
         tensor_parallel_size: T.
-        log_path: File for everything the server prints; overwritten.
+        log_path: File for all output of the server; overwritten.
         server_args: Further ``vllm serve`` flags.
-        env: Environment of the server, on top of this process's own.
+        env: Environment variables to set for the server in addition.
         startup_max_wait_seconds: Longest wait for ``/health``.
         port: Port to listen on; a free one by default.
     """
@@ -73,7 +73,7 @@ class Server:
         self.log_path = log_path
         self.port = port or free_port()
         self.base_url = f"http://{LOCALHOST}:{self.port}"
-        # The last of two equal flags wins, so T and the address are ours.
+        # Last, so that these override the same flags in server_args.
         self.command = [
             *(sys.executable, "-m", "vllm_diffgemma_tp.tools.cli", "serve", model),
             *server_args,
@@ -90,7 +90,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        # Whatever else listens there would answer in the server's place.
+        # Any other process on this port would answer instead of the server.
         check_port(LOCALHOST, self.port)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -120,48 +120,48 @@ class Server:
 
     @property
     def log(self) -> str:
-        """What the server has printed so far."""
+        """The server's output so far."""
         return self.log_path.read_text(encoding="utf-8", errors="replace")
 
     @property
     def process_group(self) -> int:
-        """Id of the group that the server and all its workers belong to."""
+        """Id of the process group of the server and its workers."""
         assert self._process is not None, "the server has not been started"
         return self._process.pid
 
     def assert_plugin_live(self) -> list[LiveRank]:
-        """The line of every worker that says this project's class is live.
+        """Check that every worker runs this project's class; return their live lines.
 
-        vLLM falls back to its own class, without a word to the client, when a
-        plugin cannot be imported; a result would then be about another model.
+        If a plugin cannot be imported, vLLM falls back to its own model class without
+        telling the client, and the results would be those of the wrong class.
 
         Raises:
-            UserError: some worker has not logged the line.
+            UserError: A worker has not logged the line.
         """
         log = self.log
         missing = missing_ranks(log, self.tensor_parallel_size)
         if missing:
             raise UserError(
                 f"The plugin is not live on rank {', '.join(map(str, sorted(missing)))}"
-                f" of {self.tensor_parallel_size}, so a result would be about vLLM's "
+                f" of {self.tensor_parallel_size}, so results would be those of vLLM's "
                 f"own class: run `vllm-diffgemma-tp doctor`, and see {self.log_path}."
             )
         return parse_live_lines(log)
 
     def wait(self, seconds: float) -> int | None:
-        """The exit status, if the server ends within that time."""
+        """The exit status, or None if the server still runs after ``seconds``."""
         assert self._process is not None, "the server has not been started"
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
         return None
 
     def stop(self) -> None:
-        """End the whole process group; returns when nothing of it is left."""
+        """Stop the whole process group and wait until all of it has ended."""
         process = self._process
         if process is None:
             return
         try:
-            # The server alone first: it stops its workers in the right order.
+            # First only the server, which stops its workers in the right order.
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_GRACE_SECONDS)
@@ -176,7 +176,7 @@ class Server:
         longest = self._startup_max_wait_seconds
         deadline = time.monotonic() + longest
         title = f"starting {Path(self.model).name} at TP={self.tensor_parallel_size}"
-        # Each update is a line of its own in a file.
+        # In a file, each update is a separate line.
         seconds = 1 if sys.stderr.isatty() else 15
         with tqdm(
             desc=title, bar_format="{desc}: {elapsed}", mininterval=seconds
@@ -184,7 +184,7 @@ class Server:
             while not self._healthy():
                 if process.poll() is not None:
                     raise UserError(
-                        f"The server stopped during its start, saying "
+                        f"The server stopped during startup with "
                         f"'{telling_line(self.log)}': see {self.log_path}."
                     )
                 if time.monotonic() > deadline:
@@ -204,7 +204,7 @@ class Server:
 
 
 def group_members(group: int) -> list[psutil.Process]:
-    """Processes of a process group that still run."""
+    """The running processes of a process group."""
     members = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
@@ -217,8 +217,8 @@ def group_members(group: int) -> list[psutil.Process]:
 def telling_line(log: str) -> str:
     """The line of a server's log that says why it died.
 
-    This is the last error that is not a mere wrapper of an earlier one; without any,
-    the last line printed.
+    This is the last error that does not just wrap an earlier one or, if there is no
+    error, the last line of the log.
     """
     found = [match.group(0).strip() for match in _REASON.finditer(log)]
     causes = [line for line in found if not _WRAPPER.search(line)]
@@ -227,7 +227,7 @@ def telling_line(log: str) -> str:
 
 
 def _offline_if_local(model: str) -> dict[str, str]:
-    # A folder holds all there is to load; asking the hub could only stall or fail.
+    # A local folder is complete; a request to the hub could only stall or fail.
     if not Path(model).is_dir():
         return {}
     return {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}

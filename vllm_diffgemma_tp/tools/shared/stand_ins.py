@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Just enough of a model and of vLLM's runner for a sampler to take a step.
+"""Just enough of a model and of vLLM's model runner for a sampler to take a step.
 
-What meets the vocabulary is vLLM's own: head, logits processor, request states. The
-transformer in between is not there; hidden states are random.
+The head, the logits processor and the request states are vLLM's own. There is no
+transformer: hidden states are random.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 DTYPE = torch.bfloat16
 SOFTCAP = 30.0
-# Of logits before the softcap: peaked as a trained model's are, far from one-hot.
+# Standard deviation of logits before the softcap: as peaked as a trained model's, but
+# far from one-hot.
 _LOGIT_STD = 4.0
-# No canvas is ever finished: no mean entropy is below 0, and the schedule outlasts the
-# run.
+# With these settings no canvas finishes: no mean entropy is below 0, and the schedule
+# has more steps than any run.
 GENERATION_CONFIG: dict[str, Any] = {
     "max_denoising_steps": 1_000_000,
     "t_min": 0.4,
@@ -47,14 +48,14 @@ GENERATION_CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True, eq=False)
 class StepInputs:
-    """What every variant of a step starts from, on one rank.
+    """The inputs of a step on one rank, the same for every variant.
 
     Attributes:
-        head: vLLM's tied embedding and head, this rank's shard of it.
+        head: vLLM's tied embedding and head, with this rank's vocab shard.
         hidden_states: ``[rows, hidden]`` bf16, the same on every rank.
         group: The tensor-parallel group.
-        max_num_reqs: Requests that samplers set aside memory for, the same for all
-            shapes of a run, as one server would.
+        max_num_reqs: Requests that samplers reserve memory for, the same for all
+            shapes of a run, as in one server.
     """
 
     head: ParallelLMHead
@@ -71,7 +72,7 @@ class StepInputs:
 
     @property
     def local_rows(self) -> torch.Tensor:
-        """Those of the table that hold tokens; padding follows them."""
+        """The table's true rows, ``[ids, hidden]``, without the padding after them."""
         indices = self.head.shard_indices
         num_ids = indices.org_vocab_end_index - indices.org_vocab_start_index
         return self.table[:num_ids]
@@ -88,9 +89,9 @@ class StepInputs:
 def random_head(
     vocab_size: int, hidden_size: int, device: torch.device, rank: int
 ) -> ParallelLMHead:
-    """A head with random weights, prepared for its kernels as vLLM does on loading.
+    """A head with random weights, processed as vLLM does after loading.
 
-    Needs vLLM's tensor-parallel group and current configuration.
+    vLLM's tensor-parallel group and current config must be set.
     """
     with torch.device(device):
         head: Any = ParallelLMHead(vocab_size, hidden_size, params_dtype=DTYPE)
@@ -110,7 +111,7 @@ def random_hidden_states(
 
 
 def model_stand_in(cls: type[nn.Module], head: Any) -> Any:
-    """A model of class ``cls`` of which only the vocabulary's part exists."""
+    """A model of class ``cls`` with only its head and embedding."""
     model: Any = without_init(cls)
     nn.Module.__init__(model)
     model.lm_head = head
@@ -124,12 +125,12 @@ def model_stand_in(cls: type[nn.Module], head: Any) -> Any:
 
 
 def without_init(cls: Any) -> Any:
-    """An instance whose ``__init__``, which builds a whole model, is not run."""
+    """An instance without running ``__init__``, which would build a whole model."""
     return cls.__new__(cls)
 
 
 def runner_sampler(num_reqs: int, vocab_size: int, device: torch.device) -> Any:
-    """What a custom sampler takes over from the runner's own sampler."""
+    """The attributes that a custom sampler takes from the runner's sampler."""
     return SimpleNamespace(
         sampling_states=SamplingStates(num_reqs, vocab_size),
         logprob_token_ids_state=LogprobTokenIdsState(num_reqs, device),
@@ -143,7 +144,7 @@ def runner_sampler(num_reqs: int, vocab_size: int, device: torch.device) -> Any:
 
 
 def start_denoising(model_state: Any, sampler: Any, inputs: StepInputs) -> None:
-    """Admit the requests and encode their prompts, so that every canvas denoises."""
+    """Add the requests and encode their prompts, so that every canvas denoises."""
     params = SamplingParams()
     for slot in range(inputs.num_reqs):
         request = SimpleNamespace(
@@ -164,7 +165,7 @@ def canvas_batch(inputs: StepInputs) -> Any:
 
 
 def _input_batch(inputs: StepInputs, prompt_length: int, width: int) -> Any:
-    """The fields of vLLM's InputBatch that samplers read, for requests all alike."""
+    """The fields of vLLM's InputBatch that samplers read, for identical requests."""
     num_reqs = inputs.num_reqs
     slots = np.arange(num_reqs, dtype=np.int32)
     starts = np.arange(num_reqs + 1, dtype=np.int32)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Figures in columns, for a terminal."""
+"""Text tables for a terminal."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 
 def aligned(lines: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
-    """Lines of cells in columns, those of ``left`` to the left, the rest to the right.
+    """Align cells in columns: columns in ``left`` to the left, others to the right.
 
-    Every line has a cell for every column.
+    Every line must have a cell for every column.
     """
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [

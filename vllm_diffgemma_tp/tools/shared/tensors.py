@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """The tensors of a checkpoint: names, shapes, dtypes.
 
-A checkpoint on disk or on the hub says so itself, in its safetensors headers. For the
-presets, of which nothing is at hand, they follow from the architecture; a test holds
-this list against the shipped checkpoint's header and against transformers' model.
+For a checkpoint on disk or on the hub they are read from the safetensors headers. For a
+preset there is no file, so they are derived from the architecture; a test compares this
+list with the shipped checkpoint's header and with transformers' model.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from vllm_diffgemma_tp.tools.shared.architecture import ELEMENT_BYTES, Architecture
 
 Tensors = Mapping[str, "Tensor"]
-# What the presets' quantized checkpoints quantize. Embedding, router, norms,
+# Weights that the quantized presets quantize. Embedding, router, norms,
 # self-conditioning and vision stay in the model dtype.
 _QUANTIZED = (".self_attn.", ".mlp.", ".experts.")
-_NVFP4_GROUP = 16  # values that share a scale
+_NVFP4_GROUP = 16  # values per scale
 LAYER = re.compile(r"\.layers\.(\d+)\.")
 _SCALE = re.compile(r"(weight|input)(_global)?_scale(_2|_inv)?$")
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a checkpoint; ``dtype`` is a safetensors name."""
+    """One tensor of a checkpoint; ``dtype`` is a safetensors dtype."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -51,8 +51,8 @@ def tensors_of(architecture: Architecture, quantization: str | None = None) -> T
 
     Args:
         architecture: The dimensions.
-        quantization: None, or one of fp8, int8 (a scale per output channel) and nvfp4
-            (a scale per 16 inputs), of the products in the layers.
+        quantization: How the layers' linear weights are quantized: fp8 or int8 (one
+            scale per output channel), nvfp4 (one scale per 16 inputs), or None.
     """
     a = architecture
     shapes: dict[str, tuple[int, ...]] = {}
@@ -155,7 +155,7 @@ def _vision_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
 def _quantized(
     name: str, shape: tuple[int, ...], quantization: str
 ) -> dict[str, Tensor]:
-    """What stands for one weight in a quantized checkpoint."""
+    """The tensors that store one weight in a quantized checkpoint."""
     *outer, inputs = shape
     if quantization == "nvfp4":
         return {

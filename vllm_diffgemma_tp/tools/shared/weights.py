@@ -2,14 +2,14 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 """Weight bytes of one rank, from the names and shapes of a checkpoint's tensors.
 
-How vLLM's `gemma4.py` and `diffusion_gemma.py` lay a DiffusionGemma over T ranks:
+How vLLM's `gemma4.py` and `diffusion_gemma.py` shard a DiffusionGemma over T ranks:
 
-    embedding          rows, padded to a multiple of 64; the output projection is it
+    embedding          rows / T, padded to a multiple of 64; also output projection
     q, gate, up        output rows / T          o, down        input columns / T
-    k, v               key-value heads / T, and one head a rank where T exceeds them;
-                       a full layer holds its keys' projection twice, once as values
+    k, v               key-value heads / T, or one head per rank if T exceeds them;
+                       a full layer stores its key projection twice, once as values
     experts            each expert's width / T; with expert parallelism, experts / T
-    the rest           whole on every rank: router, norms, self-conditioning, vision
+    the rest           replicated: router, norms, self-conditioning, vision
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ CLASSES = (
     "vision",
     "norms",
 )
-# vLLM's own in every attention layer: four fp32 scales, for a quantized KV cache.
+# vLLM adds four fp32 scales for a quantized KV cache to every attention layer.
 _ATTENTION_SCALE_BYTES = 16
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
-# Both names are one buffer in vLLM, which has one backbone for encoder and decoder.
+# vLLM has one backbone for encoder and decoder, so both names are the same weight.
 _BACKBONES = ("model.encoder.language_model.", "model.decoder.")
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How the weights are spread over ranks.
+    """How the weights are sharded.
 
     Attributes:
         tp_size: T.
-        expert_parallel: Whole experts a rank instead of a slice of each.
-        vision: Whether the vision tower is loaded; vLLM leaves it out where
+        expert_parallel: Each rank has whole experts instead of a slice of every one.
+        vision: Whether the vision tower is loaded; vLLM skips it if
             ``--limit-mm-per-prompt`` allows neither images nor videos.
     """
 
@@ -62,12 +62,12 @@ class Sharding:
 def rank_weight_bytes(
     architecture: Architecture, tensors: Tensors, sharding: Sharding
 ) -> dict[str, int]:
-    """Bytes of weights on one rank, by class; every rank holds as many.
+    """Bytes of weights per rank, by class; they are the same on every rank.
 
     Args:
-        architecture: The checkpoint's.
-        tensors: Its tensors by name.
-        sharding: Of the server.
+        architecture: Dimensions of the checkpoint.
+        tensors: Tensors of the checkpoint, by name.
+        sharding: How the server shards them.
     """
     found = dict.fromkeys(CLASSES, 0)
     found["norms"] = _ATTENTION_SCALE_BYTES * len(architecture.layers)
@@ -87,14 +87,14 @@ def rank_weight_bytes(
 
 
 def _is_left_out(name: str, architecture: Architecture) -> bool:
-    """Whether vLLM ignores a tensor that some checkpoints carry."""
+    """Whether vLLM skips this tensor, which only some checkpoints have."""
     return "embed_vision.embedding." in name or (
         architecture.tied and "lm_head." in name
     )
 
 
 def tensor_class(name: str) -> str:
-    """Which of ``CLASSES`` a tensor counts in."""
+    """The one of ``CLASSES`` that a tensor belongs to."""
     for part, kind in (
         ("vision", "vision"),
         ("embed_tokens.", "embedding"),
@@ -112,9 +112,9 @@ def tensor_class(name: str) -> str:
 
 
 def _loaded_element(name: str, tensor: Tensor, architecture: Architecture) -> int:
-    """Bytes of an element once loaded: floats are cast to the model dtype.
+    """Bytes per element after loading: floats are cast to the model dtype.
 
-    Scales of quantized weights are kept in fp32, or in the 8 bits they are stored in.
+    Scales of quantized weights stay in fp32, or in 8 bits if they are stored so.
     """
     if tensor.dtype not in FLOATS:
         return ELEMENT_BYTES[tensor.dtype]
@@ -127,7 +127,7 @@ def _rank_elements(
     t = sharding.tp_size
 
     def split(dim: int, parts: int = t) -> int:
-        """With one dimension shared out; a scale of size 1 in it is everyone's."""
+        """Elements per rank if ``dim`` is sharded; size 1 (a scale) is replicated."""
         if len(tensor.shape) <= dim or tensor.shape[dim] == 1:
             return tensor.num_elements
         size = tensor.shape[dim]
@@ -156,7 +156,7 @@ def _expert_elements(
 ) -> int:
     one_expert = _EXPERT.search(name)
     if sharding.expert_parallel:
-        # Of tensors that are one expert's, each is on one rank in T.
+        # The tensor of a single expert is on one of T ranks, hence 1 / T on average.
         if one_expert:
             return tensor.num_elements // sharding.tp_size
         return split(0)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The founding report's figures: sizes, costs, the crossover. No ranks are needed.
+"""The founding report's figures: sizes, costs, the crossover. Needs no ranks.
 
-Bytes and FLOPs are taken from tensors of the real shape that have no storage, through
-the operator itself, and set beside the formulas of ``costs``.
+Bytes and FLOPs are counted by running the operator on meta tensors of the real shape,
+and compared with the formulas in ``costs``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GIB = 2**30
 
 
 def lines() -> Iterator[Line]:
-    """A line for every figure that follows from shapes."""
+    """One line for every figure that follows from shapes."""
     released = preset("bf16")
     own = ("vision", "self_conditioning")
     backbone = sum(
@@ -98,7 +98,7 @@ def lines() -> Iterator[Line]:
 
 
 def _active_parameters(checkpoint: Checkpoint) -> int:
-    """Parameters that a token meets in the backbone: its own experts, all the rest."""
+    """Backbone parameters used per token: the routed experts and everything else."""
     a = checkpoint.architecture
     active = 0
     for name, tensor in checkpoint.tensors.items():
@@ -115,8 +115,8 @@ def _shard(t: int) -> VocabShard:
 
 
 def counted_flops(t: int) -> int:
-    """Of the operator on one of T ranks at the real shape."""
-    # torch counts addmm, and not its in-place form.
+    """FLOPs of the operator on one of T ranks at the real shape."""
+    # torch counts addmm but not addmm_.
     in_place = {torch.ops.aten.addmm_: _addmm_flops}
     with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
         _run(t, [])
@@ -130,7 +130,7 @@ def _addmm_flops(
 
 
 def sent_bytes(t: int) -> tuple[int, int]:
-    """Elements and bytes of what the operator has summed over the ranks."""
+    """Elements and bytes of the tensor that the operator all-reduces."""
     handed: list[torch.Tensor] = []
     _run(t, handed)
     (tensor,) = handed

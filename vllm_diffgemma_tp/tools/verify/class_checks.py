@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What the registered class is and refuses, asked of vLLM itself."""
+"""Which class is registered with vLLM, and which requests it refuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_diffgemma_tp import MODEL_CLASS
 from vllm_diffgemma_tp.model import DiffusionGemmaForBlockDiffusion
 from vllm_diffgemma_tp.patches import sampling_params_verify
 
-# Each would reach a worker that cannot serve it.
+# If admitted, each would reach a worker that cannot serve it.
 _REFUSED: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.2},
     {"frequency_penalty": 0.5},
@@ -35,7 +35,7 @@ _VOCAB = 262_144
 
 
 def measure_class(_: GroupCoordinator, __: torch.device) -> dict[str, Any]:
-    """Whether the class is ours and takes part in pipelines, and what is refused."""
+    """Get the registered class, whether it supports pipelines, and what it refuses."""
     from vllm import ModelRegistry
     from vllm.exceptions import VLLMValidationError
     from vllm.plugins import load_general_plugins

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""``vllm-diffgemma-tp verify``: every checkable claim, checked on this machine."""
+"""``vllm-diffgemma-tp verify``: check every checkable claim on this machine."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from vllm_diffgemma_tp.tools.verify.invariants import invariant_lines
 from vllm_diffgemma_tp.tools.verify.lines import ByT, Line
 from vllm_diffgemma_tp.tools.verify.operator_claims import operator_lines
 
-# What the vocabulary of the checks can be shared by, on block boundaries.
+# The checks' vocabulary can be sharded on block boundaries over divisors of this.
 _MOST_RANKS = 128
-# Ranks that hang are the failure this project is about, so it must not pass for slow.
+# Deadlocked ranks are what this project must prevent, so report them as a failure.
 _LONGEST_SILENCE_S = 300
-#: Claims of the founding report that no machine without the released weights can check.
+#: Claims of the founding report that need the released weights to check.
 NOT_CHECKED = (
     "warm-up completes, coherent text: `vllm-diffgemma-tp demo`, tiny checkpoint",
     "GSM8K at T = 2 on the FP8 checkpoint, 1,319 questions: `vllm-diffgemma-tp eval`",
@@ -48,31 +48,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tp",
         type=positive_ints,
         default=[1, 2, 4],
-        help="tensor-parallel sizes, one process a rank; 1 is always among them "
+        help="tensor-parallel sizes, one process per rank; 1 is always included "
         "(default: 1,2,4)",
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write the lines there"
+        "--json", type=Path, metavar="FILE", help="also write the results to FILE"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check every claim and print a line each; returns 0 if all hold, else 1.
+    """Check every claim and print the results; return 0 if all hold, else 1.
 
     Raises:
-        UserError: The sizes cannot be had on this machine, or a rank failed.
+        UserError: This machine cannot run the sizes, or a rank failed.
     """
     sizes = sorted({1, *args.tp})
     if args.json is not None:
         check_writable(args.json)
     if sizes == [1]:
-        raise UserError("--tp 1 alone shows no sharding: give a size above 1 as well.")
+        raise UserError("--tp 1 alone shows no sharding: add a size above 1.")
     with quiet_vllm():
         cpu_engine.arrange()
         preflight.check_vllm()
         preflight.check_plugin()
         check_devices(sizes[-1])
-        # Not before arrange(): it imports torch and, with it, what vLLM patches.
+        # After arrange(): it imports torch, and arrange() installs import hooks.
         from vllm_diffgemma_tp.tools.verify import arithmetic
 
         lines = list(arithmetic.lines())
@@ -86,18 +86,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def judge(by_t: ByT) -> list[Line]:
-    """A line for every claim that ranks measured something for."""
+    """One line for every claim that the ranks measured."""
     return [*operator_lines(by_t), *invariant_lines(by_t)]
 
 
 def check_devices(largest: int) -> None:
-    """The machine has a device for each rank of the largest T.
+    """Check that there is a device for each rank of the largest T.
 
     Raises:
-        UserError: It has fewer, or the checks cannot be shared by that many.
+        UserError: There are too few, or T does not divide the checks' vocabulary.
     """
     if largest > _MOST_RANKS or _MOST_RANKS % largest:
-        raise UserError(f"--tp {largest} is no divisor of {_MOST_RANKS}: give one.")
+        raise UserError(
+            f"--tp {largest} is not a divisor of {_MOST_RANKS}: give one that is."
+        )
     if cpu_engine.is_cpu_build():
         return
     import torch
@@ -111,7 +113,7 @@ def check_devices(largest: int) -> None:
 
 
 def run_group(tp_size: int, rank_main: RankMain) -> list[rank.Measured]:
-    """What T ranks in processes of their own measured, by rank."""
+    """Run T ranks as processes and return their measurements, by rank."""
     port = preflight.free_port()
     try:
         return run_ranks(
@@ -122,10 +124,10 @@ def run_group(tp_size: int, rank_main: RankMain) -> list[rank.Measured]:
 
 
 def as_text(lines: Sequence[Line], by_t: ByT) -> str:
-    """A paragraph a claim, then the count and what was not checked."""
+    """Format one paragraph per claim, what was not checked, and the verdict."""
     first = by_t[1][0]
     sizes = ", ".join(map(str, by_t))
-    where = f"{first['device']}, a process a rank, {first['backend']}"
+    where = f"{first['device']}, one process per rank, {first['backend']}"
     text = [f"vllm_diffgemma_tp {__version__}, T = {sizes}, on {where}", ""]
     for line in lines:
         text += [
@@ -133,7 +135,7 @@ def as_text(lines: Sequence[Line], by_t: ByT) -> str:
             f"      by        {line.how}",
             f"      measured  {line.measured}",
         ]
-    text += ["", "Not checked here, as it needs the released weights:"]
+    text += ["", "Not checked here, because it needs the released weights:"]
     text += [f"  {sentence}" for sentence in NOT_CHECKED]
     text += ["", f"verify: {verdict(lines)}"]
     return "\n".join(text)
@@ -148,7 +150,7 @@ def verdict(lines: Sequence[Line]) -> str:
 
 
 def write_json(path: Path, lines: Sequence[Line], by_t: ByT) -> None:
-    """Write the lines, and where they were taken, as one object."""
+    """Write the lines and the machine they are from as one JSON object."""
     first = by_t[1][0]
     content: dict[str, Any] = {
         "ok": all(line.ok for line in lines),

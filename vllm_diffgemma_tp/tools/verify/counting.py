@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""Counts what is called and made, instead of computing what should be."""
+"""Counts actual collectives and allocations, instead of computing expected ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vllm_diffgemma_tp.vocab_shard import ShardCollectives
 
 @dataclass(frozen=True)
 class Call:
-    """One collective that ran."""
+    """One call of a collective."""
 
     kind: str
     shape: tuple[int, ...]
@@ -27,11 +27,11 @@ class Call:
 
 
 class CountedCollectives:
-    """A group's collectives, each call noted before it runs.
+    """Wraps a group's collectives and records each call.
 
     Attributes:
-        calls: So far, in order.
-        collectives: To hand to whoever is to be counted.
+        calls: The calls so far, in order.
+        collectives: The wrapped collectives, to pass to the code under test.
     """
 
     def __init__(self, real: ShardCollectives) -> None:
@@ -53,17 +53,17 @@ class CountedCollectives:
         return counted
 
     def take(self) -> list[Call]:
-        """The calls since the last time."""
+        """Return the calls since the last ``take``."""
         taken, self.calls[:] = list(self.calls), []
         return taken
 
 
 class MadeTensors(TorchDispatchMode):
-    """Notes the largest tensor that any operator returns and that is no view.
+    """Records the largest new tensor (not a view) that any op returns.
 
     Attributes:
-        largest: Its bytes.
-        shape: Its shape.
+        largest: Bytes of that tensor.
+        shape: Shape of that tensor.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class MadeTensors(TorchDispatchMode):
 
 
 def digest(*tensors: torch.Tensor) -> str:
-    """The bits of tensors, to compare ranks by."""
+    """SHA-256 of the tensors' bits, to compare between ranks."""
     found = hashlib.sha256()
     for tensor in tensors:
         raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)

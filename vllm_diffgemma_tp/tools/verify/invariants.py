@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""This project's invariants (I1 to I6), from what ranks measured."""
+"""Lines for this project's invariants (I1 to I6), from the ranks' measurements."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from vllm_diffgemma_tp.tools.verify.rank import Measured
 
 
 def invariant_lines(by_t: ByT) -> Iterator[Line]:
-    """A line an invariant; ``by_t`` holds T = 1 and at least one larger T."""
+    """One line per invariant; ``by_t`` has T = 1 and at least one larger T."""
     larger = {t: ranks for t, ranks in by_t.items() if t > 1}
     ones = {rank["step_digest"] for ranks in by_t.values() for rank in ranks}
     yield Line(
         "TP-invariant: ids, argmax and entropy are bit for bit those of T = 1",
-        "the vocabulary step over equal scores (random, tied, masked), two tile sizes",
+        "the vocabulary step on equal scores (random, tied, masked), two tile sizes",
         each(
             by_t,
             lambda rank: (
@@ -48,7 +48,7 @@ def invariant_lines(by_t: ByT) -> Iterator[Line]:
     )
     yield Line(
         "I1 lockstep: collectives and canvases do not depend on free memory",
-        "the whole sampler, 4 requests, 3 steps, each rank seeing other free memory",
+        "the whole sampler, 4 requests, 3 steps, each rank sees different free memory",
         each(
             larger,
             lambda rank: (
@@ -71,7 +71,7 @@ def invariant_lines(by_t: ByT) -> Iterator[Line]:
     draws = {rank["draws_digest"] for ranks in by_t.values() for rank in ranks}
     yield Line(
         "I2 counter randomness: a draw is a function of seed, canvas, step, position",
-        "a rank's draws, alone and in the batch, against all; Philox's known answers",
+        "each rank's draws, alone and batched, against all; Philox's known answers",
         each(by_t, lambda rank: f"{rank['draws_differing']} of {rank['draws']} differ")
         + f"; {by_t[1][0]['philox_known_answers']} of 8 known answers",
         len(draws) == 1
@@ -83,8 +83,8 @@ def invariant_lines(by_t: ByT) -> Iterator[Line]:
         ),
     )
     yield Line(
-        "I4 workspace reserved: a step makes no tensor of logits' size",
-        "operators of a sampler step watched; largest new tensor for 1 and 4 requests",
+        "I4 workspace reserved: a step allocates no tensor of logits' size",
+        "ops of a sampler step traced; largest new tensor for 1 and 4 requests",
         each(
             by_t,
             lambda rank: (
@@ -95,8 +95,8 @@ def invariant_lines(by_t: ByT) -> Iterator[Line]:
         everywhere(by_t, _makes_little),
     )
     yield Line(
-        "I5 what cannot be served is refused where it enters, the rest is not",
-        "requests put to the plugin's admission",
+        "I5 a request that cannot be served is refused on arrival, any other is not",
+        "requests passed to the plugin's validation",
         each(
             {1: by_t[1]},
             lambda rank: (
@@ -135,7 +135,7 @@ def invariant_lines(by_t: ByT) -> Iterator[Line]:
 
 
 def _makes_little(t: int, rank: Measured) -> bool:
-    """No more than a mask of one tile, or the block tables of all ranks."""
+    """Whether a step allocates at most one tile mask or all ranks' block tables."""
     tables = rank["most_rows"] * t * rank["table_values"] * 4
     return bool(
         max(rank["largest_of_1"][0], rank["largest_of_many"][0])

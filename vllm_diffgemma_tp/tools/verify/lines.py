@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""A claim, what was measured for it, and how lines are made of ranks' numbers."""
+"""A line of the report, and helpers to build lines from ranks' measurements."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from vllm_diffgemma_tp.tools.verify.rank import Measured
 
-#: By T, what each rank measured.
+#: For each T, the measurements of its ranks.
 ByT = Mapping[int, Sequence[Measured]]
-#: Relative, of fp32 sums of 16,365 terms in another order.
+#: Relative error of fp32 sums of 16,365 terms in a different order.
 FP32_BOUND = 4e-6
 
 
@@ -21,9 +21,9 @@ class Line:
     """One claim, checked.
 
     Attributes:
-        claim: What is claimed.
+        claim: The claim.
         how: How it was checked.
-        measured: What came out, with its number.
+        measured: The measured values.
         ok: Whether the claim holds.
     """
 
@@ -34,7 +34,7 @@ class Line:
 
 
 def each(by_t: ByT, show: Callable[[Measured], Any]) -> str:
-    """A rank's value for every T: rank 0's, as ranks are compared elsewhere."""
+    """Rank 0's value for every T; other checks compare the ranks."""
     return ", ".join(f"T={t}: {show(ranks[0])}" for t, ranks in by_t.items())
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What one rank measures of the founding operator, E = gamma P W."""
+"""One rank's measurements of the soft-embedding operator, E = gamma P W."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from vllm_diffgemma_tp.tools.verify.counting import CountedCollectives, digest
 from vllm_diffgemma_tp.tools.verify.scored_step import stored_rows
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
 
-# No multiple of 64, so that the last rank stores padding; shards of the padded one fall
-# on block boundaries up to T = 128.
+# VOCAB is not a multiple of 64, so the last rank has padding; shards of the padded
+# vocabulary fall on block boundaries up to T = 128.
 VOCAB, HIDDEN, ROWS, ADDED, GAMMA = 16_365, 64, 64, 8, 5.5
-#: What a lone rank is given; it should call neither.
+#: The collectives of a single rank, which should call neither.
 ONE_RANK = ShardCollectives(all_reduce=lambda t: t, all_gather=lambda t: t)
 
 
 def collectives_of(group: GroupCoordinator) -> ShardCollectives:
-    """The group's; a group of one has none that could run, but calls still count."""
+    """The group's collectives; for one rank, stand-ins whose calls still count."""
     return ONE_RANK if group.world_size == 1 else ShardCollectives.of_group(group)
 
 
 class RankOperator:
-    """The operator on this rank, over vLLM's own embedding and group."""
+    """The operator on this rank, with vLLM's own embedding and group."""
 
     def __init__(self, group: GroupCoordinator, device: torch.device) -> None:
         self.group = group
@@ -42,7 +42,7 @@ class RankOperator:
         stored = len(embedding.weight)  # type: ignore[arg-type]
         self.added_rows = stored - self.shard.rows_per_rank
         self.whole = VocabShard(0, VOCAB, VOCAB, VOCAB, rank=0, tp_size=1)
-        # The CPU's generator everywhere, so that the figures are the same ones.
+        # Always the CPU generator, so that the values are the same on every device.
         generator = torch.Generator().manual_seed(0)
         logits = 3 * torch.randn(ROWS, VOCAB, generator=generator, dtype=torch.float64)
         self.probs = logits.softmax(-1).to(device)
@@ -51,7 +51,7 @@ class RankOperator:
         self.exact = GAMMA * (self.probs @ self.table)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """torch's own, for fp64, which vLLM's CPU communicator does not carry."""
+        """torch's all-reduce, as vLLM's CPU communicator does not support fp64."""
         torch.distributed.all_reduce(tensor, group=self.group.device_group)
         return tensor
 
@@ -61,7 +61,7 @@ class RankOperator:
         all_reduce: Callable[[torch.Tensor], torch.Tensor],
         shard: VocabShard | None = None,
     ) -> torch.Tensor:
-        """The operator in a dtype, on this rank's shard or another."""
+        """Run the operator in ``dtype``, on this rank's shard by default."""
         shard = shard or self.shard
         weight = stored_rows(self.table.to(dtype), self.shard, self.added_rows)
         if shard is self.whole:
@@ -70,20 +70,20 @@ class RankOperator:
         return SoftEmbedding(weight, shard, GAMMA, all_reduce)(probs)
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
-        """(P @ W) * gamma as one rank computes it; a GPU's GEMM gives its fp32 sums."""
+        """(P @ W) * gamma as one rank computes it; on a GPU, from fp32 GEMM output."""
         probs, table = self.probs.float().to(dtype), self.table.to(dtype)
         if table.is_cuda and dtype != torch.float32:
             return (torch.mm(probs, table, out_dtype=torch.float32) * GAMMA).to(dtype)
         return (probs @ table) * GAMMA
 
     def error(self, result: torch.Tensor) -> float:
-        """Mean relative error against the unsharded product in fp64."""
+        """Mean relative error against the unsharded matmul in fp64."""
         difference = (result.double() - self.exact).abs().mean()
         return (difference / self.exact.abs().mean()).item()
 
 
 def measure_operator(group: GroupCoordinator, device: torch.device) -> dict[str, Any]:
-    """Errors, collectives and bits of the operator, for ``operator_claims``."""
+    """Measure the operator's errors, collectives and bits, for ``operator_claims``."""
     operator = RankOperator(group, device)
     counted = CountedCollectives(collectives_of(group))
     found: dict[str, Any] = {
@@ -111,13 +111,13 @@ def measure_operator(group: GroupCoordinator, device: torch.device) -> dict[str,
 
 
 def _rank_difference(group: GroupCoordinator, result: torch.Tensor) -> float:
-    """How far this rank's result is from rank 0's, relative to the largest value."""
+    """Largest difference from rank 0's result, relative to the largest value."""
     first = group.all_gather(result.float(), 0)[: len(result)]
     return ((result.float() - first).abs().max() / first.abs().max()).item()
 
 
 def _unsharded_product(operator: RankOperator) -> str:
-    """What the product did before it was sharded: P full width, W this rank's shard."""
+    """The error of the original bug: full-width P times this rank's shard of W."""
     shard = stored_rows(operator.table.float(), operator.shard)
     shapes = f"[{ROWS}, {VOCAB}] x [{shard.shape[0]}, {HIDDEN}]"
     try:
@@ -128,10 +128,10 @@ def _unsharded_product(operator: RankOperator) -> str:
 
 
 def _metadata(operator: RankOperator) -> dict[str, Any]:
-    """The error with bounds from the metadata, and from arithmetic on V and T."""
+    """The padding rows, and the error if they were taken for tokens."""
     shard = operator.shard
     per_rank = shard.rows_per_rank
-    # As far as arithmetic gets: it takes every rank's stored rows for tokens.
+    # Bounds computed from V and T alone treat every stored row as a token.
     padded = torch.nn.functional.pad(
         operator.probs.float(), (0, per_rank * shard.tp_size - VOCAB), value=1e-6
     )
@@ -146,7 +146,7 @@ def _metadata(operator: RankOperator) -> dict[str, Any]:
 
 
 def _gathered_table(operator: RankOperator) -> dict[str, Any]:
-    """The product with a table that every rank has gathered whole."""
+    """Compare with the matmul with a table that is all-gathered on every rank."""
     own = stored_rows(operator.table.float(), operator.shard)
     gathered = operator.group.all_gather(own, 0)
     whole = GAMMA * (operator.probs.float() @ gathered[:VOCAB])
@@ -160,7 +160,7 @@ def _gathered_table(operator: RankOperator) -> dict[str, Any]:
 
 
 def measure_graph(group: GroupCoordinator, device: torch.device) -> dict[str, Any]:
-    """How the operator traces, and on CUDA how it replays."""
+    """Check how the operator traces and, on CUDA, how a captured graph replays."""
     operator = RankOperator(group, device)
     all_reduce = collectives_of(group).all_reduce
     weight = stored_rows(operator.table.bfloat16(), operator.shard, operator.added_rows)
@@ -197,7 +197,7 @@ def measure_graph(group: GroupCoordinator, device: torch.device) -> dict[str, An
 
 
 def _eager_form(group: GroupCoordinator, tensor: torch.Tensor) -> str:
-    """What the group's own all-reduce, not the custom op, puts into a traced graph."""
+    """The graph nodes of the group's ``all_reduce`` method, not the custom op."""
     nodes: list[str] = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -229,7 +229,7 @@ def _captured(
     from vllm.distributed.parallel_state import graph_capture
 
     with graph_capture(device) as context:
-        # Libraries allocate on the first call of a stream, which capture forbids.
+        # Libraries allocate on the first call on a stream; capture does not allow that.
         soft_embedding(probs)
         torch.accelerator.synchronize(device)
         graph = torch.cuda.CUDAGraph()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""The founding report's claims about the operator, from what ranks measured."""
+"""Lines for the founding report's claims about the operator."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from vllm_diffgemma_tp.tools.verify.lines import (
 )
 from vllm_diffgemma_tp.tools.verify.rank import Measured
 
-# Of a sum of 16,365 fp64 products: each rounding is 1.1e-16.
+# For a sum of 16,365 fp64 products; each rounding is 1.1e-16.
 _FP64_BOUND = 1e-14
-# One rounding of the result, as at T = 1; bf16 partials would grow with T.
+# The result is rounded once, as at T = 1; with bf16 partials the ratio would grow
+# with T.
 _BF16_RATIO = 1.1
 
 
 def operator_lines(by_t: ByT) -> Iterator[Line]:
-    """A line a claim; ``by_t`` holds T = 1 and at least one larger T."""
+    """One line per claim; ``by_t`` has T = 1 and at least one larger T."""
     larger = {t: ranks for t, ranks in by_t.items() if t > 1}
     yield Line(
         "the class vLLM runs is this project's",
@@ -34,19 +35,19 @@ def operator_lines(by_t: ByT) -> Iterator[Line]:
     )
     yield Line(
         "the bug: P full width cannot be multiplied by a shard of W; T = 1 hides it",
-        "the unsharded product on every rank",
+        "the unsharded matmul on every rank",
         each(by_t, lambda rank: rank["unsharded_product"] or "no error"),
         everywhere(by_t, lambda t, rank: bool(rank["unsharded_product"]) == (t > 1)),
     )
     yield Line(
         "the identity: P W = sum over r of P[:, s_r:e_r] W^(r), at machine precision",
-        "the operator in fp64 on every rank, against the unsharded product",
+        "the operator in fp64 on every rank, against the unsharded matmul",
         each(by_t, lambda rank: f"{rank['fp64_error']:.1e}"),
         everywhere(by_t, lambda t, rank: rank["fp64_error"] < _FP64_BOUND),
     )
     yield Line(
         "exact but for the order of additions: bf16 is no worse at T than at 1",
-        "mean relative error in bf16 against fp64, beside that of one rank",
+        "mean relative error in bf16 against fp64 / that of one rank",
         each(
             by_t,
             lambda rank: (
@@ -66,9 +67,9 @@ def operator_lines(by_t: ByT) -> Iterator[Line]:
     }
     yield Line(
         "ranks hold the same soft embedding, but for the communicator's own order",
-        "every rank's fp32 result against rank 0's; bit for bit, save on CPUs at T > 2",
+        "every rank's fp32 result against rank 0's; bitwise except on CPUs at T > 2",
         ", ".join(f"T={t}: {difference:.1e}" for t, difference in apart.items()),
-        # vLLM's shared-memory all-reduce adds in each rank's own order.
+        # vLLM's shared-memory all-reduce adds in a different order on each rank.
         all(
             difference < (FP32_BOUND if t > 2 and on_cpu(by_t) else 1e-30)
             for t, difference in apart.items()
@@ -76,7 +77,7 @@ def operator_lines(by_t: ByT) -> Iterator[Line]:
     )
     yield Line(
         "the fix: one all-reduce of [rows, hidden] at T > 1, and nothing else",
-        "calls counted at the group that the operator is given",
+        "calls of the group's collectives counted",
         each(larger, lambda rank: shown(rank["bf16_calls"])),
         everywhere(larger, lambda t, rank: _one_reduce(rank)),
     )
@@ -100,7 +101,7 @@ def operator_lines(by_t: ByT) -> Iterator[Line]:
     )
     yield Line(
         "why that op: traces to one graph with one vllm.all_reduce, same bits",
-        "torch.compile(fullgraph=True), nodes counted; beside it, the group's method",
+        "torch.compile(fullgraph=True), nodes counted; also the group's own method",
         each(
             by_t,
             lambda rank: (
@@ -114,13 +115,13 @@ def operator_lines(by_t: ByT) -> Iterator[Line]:
     if captured:
         yield Line(
             "graph safe: captured in a CUDA graph, it replays bit for bit",
-            "capture in vLLM's graph_capture, two replays",
+            "captured with vLLM's graph_capture, replayed twice",
             each(captured, lambda rank: rank["cuda_graph_replays_bitwise"]),
             everywhere(captured, lambda t, rank: rank["cuda_graph_replays_bitwise"]),
         )
     yield Line(
         "why the metadata: padding and added rows stay out; V and T would let them in",
-        "poisoned rows behind the true ones; bounds from metadata / from arithmetic",
+        "poisoned rows after the true ones; error with metadata / with V and T",
         ", ".join(
             f"T={t}: {sum(rank['padding_rows'] for rank in ranks)} padding rows, "
             f"{ranks[0]['fp32_error']:.1e} / {ranks[0]['blind_error']:.1e}"
@@ -136,12 +137,12 @@ def operator_lines(by_t: ByT) -> Iterator[Line]:
     )
     yield Line(
         "gathering W gives the same soft embedding, and holds W whole on every rank",
-        "the table all-gathered and multiplied, against ours",
+        "the matmul with the all-gathered table, against ours",
         each(
             larger,
             lambda rank: (
                 f"differ by {rank['gathered_table_difference']:.1e}, "
-                f"{rank['gathered_table_bytes']:,} B sent on to each other rank"
+                f"{rank['gathered_table_bytes']:,} B sent to each other rank"
             ),
         ),
         everywhere(
@@ -157,7 +158,7 @@ def operator_lines(by_t: ByT) -> Iterator[Line]:
 
 
 def _calls_alone(rank: Measured) -> int:
-    """Collectives that were called for one rank."""
+    """Number of collectives called with a single rank."""
     return sum(len(rank[f"{name}_one_rank_calls"]) for name in ("fp32", "bf16", "step"))
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""One rank of ``verify``, from the start of its process to what it measured."""
+"""The main function of one rank of ``verify``."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from vllm_diffgemma_tp.tools.shared.group import (
 )
 
 Progress = Callable[[str], None]
-#: What a rank measured, by name; plain values only, as they cross processes.
+#: Measurements of a rank, by name; only picklable values.
 Measured = dict[str, Any]
 
 
 def measure(tp_size: int, port: int, rank: int, progress: Progress) -> Measured:
-    """Everything that needs a group of T ranks.
+    """Join a group of T ranks and run all measurements.
 
     Args:
         tp_size: T.
-        port: A free port of this machine, for the ranks to meet.
-        rank: Of this process.
-        progress: Told what is being done.
+        port: A free local port for the rendezvous of the ranks.
+        rank: Rank of this process.
+        progress: Called with a description of each measurement.
     """
     bind_cores(rank, tp_size)
     with tensor_parallel_group(tp_size, port, rank) as device:
@@ -33,8 +33,8 @@ def measure(tp_size: int, port: int, rank: int, progress: Progress) -> Measured:
 
 
 def measure_all(device: Any, progress: Progress) -> Measured:
-    """All measurements of a rank, in an order that every rank keeps."""
-    # Not before bind_cores: torch sizes its thread pool when it is imported.
+    """Run all measurements, in the same order on every rank."""
+    # After bind_cores, because torch sizes its thread pool when it is imported.
     import torch
     from vllm.distributed.parallel_state import get_tp_group
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What one rank measures of the whole sampler: lockstep, memory, faults."""
+"""One rank's measurements of the whole sampler: lockstep, memory, NaN faults."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MOST_REQUESTS, _NUM_STEPS = 4, 3
 
 
 def measure_sampler(group: GroupCoordinator, device: torch.device) -> dict[str, Any]:
-    """The whole sampler over vLLM's group while every rank sees other free memory."""
+    """Run the sampler with different and with equal free memory on the ranks."""
     head = random_head(VOCAB, HIDDEN, device, group.rank_in_group)
     found: dict[str, Any] = {}
     with _free_memory(group.rank_in_group) as reads:
@@ -64,7 +64,7 @@ def _sampler(
 def _denoise(
     head: Any, group: GroupCoordinator, device: torch.device, num_reqs: int
 ) -> dict[str, Any]:
-    """The collectives of some steps, the canvases after each, and who diverged."""
+    """Run some steps; record collectives, canvas digests and any divergence."""
     sampler, state, inputs = _sampler(head, group, device, num_reqs)
     counted = CountedCollectives(sampler.vocab_step.collectives)
     soft_embedding = replace(
@@ -93,7 +93,7 @@ def _denoise(
 
 
 def measure_faults(group: GroupCoordinator, device: torch.device) -> dict[str, Any]:
-    """What becomes of a request with a NaN, of its neighbours, and of a bad shard."""
+    """Test a NaN in one request, its effect on the others, and a NaN in a shard."""
     head = random_head(VOCAB, HIDDEN, device, group.rank_in_group)
     failing, clean = 1, slice(2, _MOST_REQUESTS)
     sampler, state, inputs = _sampler(head, group, device, _MOST_REQUESTS)
@@ -104,7 +104,7 @@ def measure_faults(group: GroupCoordinator, device: torch.device) -> dict[str, A
     hidden = inputs.hidden_states.clone()
     hidden[failing * CANVAS_LENGTH + 3] = torch.nan
     of_a_request = sampler(hidden, canvas_batch(inputs))
-    beside = digest(state.diffusion_states.canvas[clean])
+    with_fault = digest(state.diffusion_states.canvas[clean])
 
     last = group.world_size - 1
     if group.rank_in_group == last:
@@ -116,14 +116,14 @@ def measure_faults(group: GroupCoordinator, device: torch.device) -> dict[str, A
         "faults_of_a_request": _faults(of_a_request),
         "faults_expected": [None, "rank 0, step 0", None, None],
         "emitted_of_a_request": int(of_a_request.num_sampled[failing]),
-        "neighbours_unchanged": beside == untouched,
+        "neighbours_unchanged": with_fault == untouched,
         "faults_of_a_shard": _faults(of_a_shard),
         "shard_expected": [f"rank {last}, step 0"] * _MOST_REQUESTS,
     }
 
 
 def _faults(output: Any) -> list[str | None]:
-    """What the sampler says of each request."""
+    """The fault that the sampler reports for each request, or None."""
     faults = [
         NonFiniteLogits.decode(code) if code else None
         for code in output.num_nans.tolist()
@@ -133,7 +133,7 @@ def _faults(output: Any) -> list[str | None]:
 
 @contextmanager
 def _free_memory(rank: int) -> Iterator[Any]:
-    """Have free memory answered by rank, whoever asks; counts how often it is asked."""
+    """Patch free-memory queries to depend on ``rank``; yield a counter of calls."""
     answer = ((1 + 3 * rank) * 2**26, 2**34)
     with ExitStack() as patches:
         asked = [
@@ -152,7 +152,7 @@ def _free_memory(rank: int) -> Iterator[Any]:
 def _allocations(
     head: Any, group: GroupCoordinator, device: torch.device
 ) -> dict[str, Any]:
-    """The largest tensor made in a step, for one canvas and for several."""
+    """The largest tensor allocated in a step, for one canvas and for several."""
     found: dict[str, Any] = {}
     for num_reqs in (1, _MOST_REQUESTS):
         sampler, _, inputs = _sampler(head, group, device, num_reqs)
@@ -171,6 +171,6 @@ def _allocations(
         }
     found["largest_of_many"] = found.pop(f"largest_of_{_MOST_REQUESTS}")
     found["most_rows"] = _MOST_REQUESTS * CANVAS_LENGTH
-    # What gathering them would have every rank hold.
+    # Bytes that each rank would store if logits were gathered.
     found["logits"] = found["most_rows"] * VOCAB * DTYPE.itemsize
     return found

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""A vocabulary step over given scores, where any T can be given the very same ones.
+"""A vocabulary step on given scores, which can be the same at any T.
 
-Projected ones differ in their last bits between shard widths, as a GEMM's order of
-additions may; what is claimed bit for bit is claimed of equal scores.
+Projected logits may differ in their last bits between shard widths, because a GEMM may
+add in a different order. Bitwise claims are therefore made for equal scores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vllm_diffgemma_tp.sampler.workspace import TilePlan, Workspace
 from vllm_diffgemma_tp.self_conditioning import SoftEmbedding
 from vllm_diffgemma_tp.vocab_shard import ShardCollectives, VocabShard
 
-#: In rows that must not take part: shows in any product they get into.
+#: Value of rows that must not be used: any matmul that includes them shows it.
 POISON = 1e3
 
 
@@ -29,7 +29,7 @@ def stored_rows(
 ) -> torch.Tensor:
     """A rank's stored rows of ``table [vocab, hidden]``.
 
-    Its true ones, then poisoned ones in the place of padding and added vocabulary.
+    True rows first, then poisoned rows in place of padding and added vocabulary.
     """
     stored = table.new_full((shard.rows_per_rank + added_rows, table.shape[1]), POISON)
     stored[: shard.num_rows] = table[shard.start : shard.end]
@@ -37,9 +37,10 @@ def stored_rows(
 
 
 def shaped(rows: torch.Tensor, kind: str) -> torch.Tensor:
-    """Random ``rows [rows, vocab]`` of a kind: tied, mostly -inf, or all -inf but one.
+    """Change random ``rows [rows, vocab]`` by ``kind``, possibly in place.
 
-    Of any other kind they stay as they are.
+    "tied" rounds them, "masked" sets most to -inf, "one id" all but one; any other kind
+    leaves them unchanged.
     """
     num_rows, vocab = rows.shape
     if kind == "tied":
@@ -63,15 +64,15 @@ def scored_step(
     tile_blocks: int = 1,
     want_soft_embedding: bool = True,
 ) -> TokenRows:
-    """One rank's step over ``scores [rows, vocab]`` fp32, at temperature 1.
+    """One rank's vocabulary step on ``scores [rows, vocab]`` fp32, at temperature 1.
 
     Args:
-        scores: Of the whole vocabulary; -inf for ids left out.
+        scores: Scores of the whole vocabulary; -inf for masked ids.
         weight: This rank's stored rows of the table.
-        shard, normalizer, collectives: Of the group and the model.
-        counters: Of the rows.
-        tile_rows, tile_blocks: Rows and vocabulary blocks of a tile.
-        want_soft_embedding: Of the group and the model.
+        shard, normalizer, collectives: As in ``SoftEmbedding``.
+        counters: Random counters of the rows.
+        tile_rows, tile_blocks: Rows and vocabulary blocks per tile.
+        want_soft_embedding: Whether to compute soft embeddings.
     """
     block_size = block_size_for(shard.vocab_size)
     plan = TilePlan(
@@ -95,7 +96,7 @@ def scored_step(
                 local[rows, ids] == -torch.inf,
             )
             if weight.is_cuda:
-                # Not above: vLLM looks for a working Triton when it is imported.
+                # Imported here: vLLM checks for a working Triton when it is imported.
                 from vllm_diffgemma_tp.sampler.triton_tile import TritonTile
 
                 return TritonTile(*arguments)

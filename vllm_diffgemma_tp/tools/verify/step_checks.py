@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
-"""What one rank measures of the sharded vocabulary step and of its randomness."""
+"""One rank's measurements of the sharded vocabulary step and its randomness."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vllm_diffgemma_tp.tools.verify.operator_checks import (
 from vllm_diffgemma_tp.tools.verify.scored_step import scored_step, shaped, stored_rows
 
 _TILES = ((7, 1), (ROWS, 40))
-# Random123's known answers: counter and key all zeros, and all ones.
+# Random123's known answers for counter and key all zeros, and all ones.
 _PHILOX = {
     0x00000000: (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
     0xFFFFFFFF: (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
@@ -33,7 +33,7 @@ _PHILOX = {
 
 
 def measure_step(group: GroupCoordinator, device: torch.device) -> dict[str, Any]:
-    """The vocabulary step on T ranks against the same step on one, same scores."""
+    """Compare the vocabulary step on T ranks with one rank, on the same scores."""
     operator = RankOperator(group, device)
     counted = CountedCollectives(collectives_of(group))
     lone = CountedCollectives(ONE_RANK)
@@ -82,14 +82,14 @@ def _decisions(rows: TokenRows) -> tuple[torch.Tensor, ...]:
 
 
 def _largest_difference(found: TokenRows, alone: TokenRows) -> float:
-    """Of soft embeddings, relative to the largest value."""
+    """Largest difference of the soft embeddings, relative to the largest value."""
     assert found.soft_embedding is not None and alone.soft_embedding is not None
     difference = (found.soft_embedding - alone.soft_embedding).abs().max()
     return (difference / alone.soft_embedding.abs().max()).item()
 
 
 def _kinds_of_scores(device: torch.device) -> Iterator[torch.Tensor]:
-    """``[ROWS, VOCAB]`` fp32: random, full of ties, mostly -inf, one id a row."""
+    """``[ROWS, VOCAB]`` fp32: random, tied, mostly -inf, one id per row."""
     for kind in ("random", "tied", "masked", "one id"):
         generator = torch.Generator().manual_seed(1)
         rows = 3 * torch.randn(ROWS, VOCAB, generator=generator)
@@ -103,7 +103,7 @@ def _row_counters(device: torch.device) -> RowCounters:
 
 
 def measure_randomness(group: GroupCoordinator, device: torch.device) -> dict[str, Any]:
-    """Draws by this rank for its blocks, against those for all blocks at once."""
+    """Compare this rank's draws for its blocks with draws for all blocks at once."""
     shard = RankOperator(group, device).shard
     counters, layout = _row_counters(device), BlockLayout.of_shard(shard)
     num_blocks = layout.blocks_per_rank * shard.tp_size
@@ -111,7 +111,7 @@ def measure_randomness(group: GroupCoordinator, device: torch.device) -> dict[st
     first, per_rank = layout.first_block, layout.blocks_per_rank
     own = counters.uniform_blocks(Purpose.BLOCK, first, per_rank)
     differing = int((own != everything[:, first : first + per_rank]).sum())
-    # Alone in the batch, row by row.
+    # Each row alone in a batch.
     for row in range(ROWS):
         lone = counters[slice(row, row + 1)]
         differing += int(
