@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import LiveServers
 
-from vllm_diffgemma_tp.tools.shared.checkpoint import read
+from vllm_diffgemma_tp.tools.shared.checkpoint_reader import read
 from vllm_diffgemma_tp.tools.shared.kv_cache import kv_cache_of
 from vllm_diffgemma_tp.tools.shared.memory import Serving, rank_memory
 from vllm_diffgemma_tp.tools.shared.weights import Sharding

@@ -19,7 +19,8 @@ from huggingface_hub import close_session, set_client_factory
 from vllm_diffgemma_tp.cpu import cpu_engine
 from vllm_diffgemma_tp.tools import cli
 from vllm_diffgemma_tp.tools.plan.times import HARDWARE, vocab_time
-from vllm_diffgemma_tp.tools.shared.checkpoint import PRESETS, Checkpoint, preset, read
+from vllm_diffgemma_tp.tools.shared.checkpoint import PRESETS, Checkpoint, preset
+from vllm_diffgemma_tp.tools.shared.checkpoint_reader import read
 from vllm_diffgemma_tp.tools.shared.errors import UserError
 from vllm_diffgemma_tp.tools.shared.kv_cache import kv_cache_of
 from vllm_diffgemma_tp.tools.shared.memory import (
@@ -370,7 +371,7 @@ def broken_index(folder: Path) -> None:
         (config_without_layers, "'num_hidden_layers'"),
         (truncated_weights, "is truncated"),
         (truncated_header, "is truncated"),
-        (garbage, "is truncated or is no safetensors file"),
+        (garbage, "is truncated or not a safetensors file"),
         (not_an_object, "no readable config.json"),
         (no_text_model, "lacks what a DiffusionGemma needs"),
         (of_config(text_num_attention_heads="four"), "'four'"),
@@ -392,7 +393,7 @@ def broken_index(folder: Path) -> None:
             "3 layers of weights, 2 configured",
         ),
         (missing_file, "absent.safetensors"),
-        (broken_index, "is no index of weights"),
+        (broken_index, "is not a valid weight index"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_read_is_one_sentence(
@@ -522,7 +523,7 @@ def test_a_hub_model_is_read_by_its_headers_alone(hub: Any) -> None:
 
 @pytest.mark.parametrize(
     ("status", "says"),
-    [(404, "no public model some/model"), (503, "could not be asked")],
+    [(404, "no public model some/model"), (503, "request to the hub failed")],
 )
 def test_a_hub_that_refuses_is_one_sentence(hub: Any, status: int, says: str) -> None:
     hub(Hub(TINY, status))
@@ -536,7 +537,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(hub: Any) -> None:
         raise httpx.ConnectError("no route", request=request) from socket.gaierror()
 
     hub(unreachable)
-    with pytest.raises(UserError, match="could not be asked") as refused:
+    with pytest.raises(UserError, match="request to the hub failed") as refused:
         read("some/model")
     assert "--preset bf16" in str(refused.value)
 

@@ -60,13 +60,13 @@ def device_bytes() -> int | None:
 
 def model(name: str, tp_size: int, expert_parallel: bool) -> str:
     """Check that a local checkpoint is a DiffusionGemma that T ranks can share."""
-    from vllm_diffgemma_tp.tools.shared import checkpoint
+    from vllm_diffgemma_tp.tools.shared.checkpoint_reader import read
 
     preflight.check_model(name, tp_size)
     folder = Path(name).expanduser()
     if not folder.is_dir():
         return f"{name} is not a local folder; vLLM will look for it on the hub"
-    found = checkpoint.read(name)
+    found = read(name)
     obstacle = found.architecture.obstacle(tp_size, expert_parallel)
     if obstacle:
         raise UserError(f"{obstacle[0].upper()}{obstacle[1:]}: choose another T.")
@@ -82,7 +82,7 @@ def model(name: str, tp_size: int, expert_parallel: bool) -> str:
 
 def memory(name: str, tp_size: int, expert_parallel: bool) -> str:
     """Check that the model fits, computed as in `plan`."""
-    from vllm_diffgemma_tp.tools.shared.checkpoint import read
+    from vllm_diffgemma_tp.tools.shared.checkpoint_reader import read
     from vllm_diffgemma_tp.tools.shared.memory import (
         Serving,
         default_batched_tokens,

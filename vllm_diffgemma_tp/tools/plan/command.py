@@ -18,7 +18,8 @@ from vllm_diffgemma_tp.tools.shared.arguments import (
     positive_ints,
     share,
 )
-from vllm_diffgemma_tp.tools.shared.checkpoint import PRESETS, Checkpoint, preset, read
+from vllm_diffgemma_tp.tools.shared.checkpoint import PRESETS, Checkpoint, preset
+from vllm_diffgemma_tp.tools.shared.checkpoint_reader import read
 from vllm_diffgemma_tp.tools.shared.errors import UserError
 from vllm_diffgemma_tp.tools.shared.memory import Serving, default_batched_tokens
 

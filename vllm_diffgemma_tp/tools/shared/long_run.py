@@ -55,10 +55,10 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def holding_interrupts() -> Iterator[None]:
-    """Let Ctrl-C and a termination signal wait for the end of the block.
+    """Delay Ctrl-C and SIGTERM until the end of the block.
 
-    For what must not be cut off halfway, such as starting a process and keeping hold
-    of it. Signals reach the main thread alone; elsewhere this does nothing.
+    For steps that must not be interrupted, such as starting a process and storing its
+    handle. Signals only reach the main thread; in other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -94,7 +94,7 @@ class Server:
         check_port(LOCALHOST, self.port)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            # Interrupted in between, the process would run and nobody would know it.
+            # An interrupt in between would leave a process running that nothing stops.
             with self.log_path.open("wb") as log, holding_interrupts():
                 self._process = subprocess.Popen(
                     self.command,

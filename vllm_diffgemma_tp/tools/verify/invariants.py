@@ -36,7 +36,7 @@ def invariant_lines(by_t: ByT) -> Iterator[Line]:
     )
     yield Line(
         "every operator sharded: a step is one all-gather of block tables, one reduce",
-        "calls counted at the group that the step is given",
+        "calls of the group's collectives counted",
         each(by_t, lambda rank: shown(rank["step_calls"])),
         everywhere(
             by_t,
