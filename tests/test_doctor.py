@@ -89,7 +89,7 @@ def test_it_works_where_vllm_is_missing() -> None:
     status, findings = run_doctor("import sys; sys.modules['vllm'] = None")
     assert status == 1
     assert wrong(findings) == {"vllm"}
-    assert "install it beside this plugin" in findings["vllm"][1]
+    assert "install it in this environment" in findings["vllm"][1]
     assert "registered" not in findings
 
 

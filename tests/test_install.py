@@ -178,7 +178,7 @@ def test_without_vllm_each_command_says_what_is_missing(
             for check in json.loads(doctor.stdout)["checks"]
             if not check["ok"]
         ]
-        assert wrong == ["vLLM is not installed: install it beside this plugin first."]
+        assert wrong == ["vLLM is not installed: install it in this environment first."]
         for command in ("serve", "eval", "demo", "bench", "plan", "verify"):
             completed = without_vllm.run(COMMAND, command)
             assert completed.returncode == 1

@@ -129,7 +129,7 @@ def test_a_wrong_formula_fails_its_claim(
     ("argv", "says"),
     [
         (["--tp", "1"], "shows no sharding"),
-        (["--tp", "3"], "no divisor of 128"),
+        (["--tp", "3"], "not a divisor of 128"),
         (["--json", "/nowhere/verify.json"], "cannot be written"),
     ],
 )

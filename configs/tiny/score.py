@@ -128,7 +128,7 @@ def main() -> None:
     else:
         print(
             f"{result.accuracy:.1%} of {result.questions} held-out questions right, "
-            f"{result.steps_per_canvas:.2f} denoising steps a canvas, soft embedding "
+            f"{result.steps_per_canvas:.2f} denoising steps per canvas, soft embedding "
             f"{'on' if result.soft_embedding else 'zeroed'}"
         )
 

@@ -59,7 +59,7 @@ def steps(runs: list[TpRun]) -> str:
             bins=np.linspace(0.5, most + 0.5, min(most, 48) + 1).tolist(),
             label=[run.name for run in runs],
         )
-        axes.set_xlabel("denoising steps of a canvas")
+        axes.set_xlabel("denoising steps per canvas")
         axes.set_ylabel("canvases")
         axes.set_yscale("symlog", linthresh=10)
         top = axes.get_ylim()[1]

@@ -128,4 +128,4 @@ def _vllm_version() -> str:
             return metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    raise UserError("vLLM is not installed: install it beside this plugin first.")
+    raise UserError("vLLM is not installed: install it in this environment first.")

@@ -90,8 +90,8 @@ def _draw_memory(axes: Any, plan: dict[str, Any]) -> None:
             fontsize=9,
         )
     axes.set_xlabel("T")
-    axes.set_ylabel("GiB on a rank")
-    axes.set_title("Memory of a rank", loc="left")
+    axes.set_ylabel("GiB per rank")
+    axes.set_title("Memory per rank", loc="left")
     if ranks:
         # Beside the bars, because they may fill the full height.
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
@@ -109,7 +109,7 @@ def _draw_wire(axes: Any, plan: dict[str, Any]) -> None:
         key=lambda rank: rank["tp"],
         default=None,
     )
-    axes.set_title("Sent by a rank")
+    axes.set_title("Sent per rank")
     if rank is None or rank["tp"] == 1:
         axes.text(0.5, 0.5, "T = 1 sends nothing", ha="center")
         return
@@ -123,7 +123,7 @@ def _draw_wire(axes: Any, plan: dict[str, Any]) -> None:
         sent = [k * rank["wire"][key] / canvases / GB for k in steps]
         axes.plot(steps, sent, style, label=name)
     once = rank["wire"]["gather_table_once"] / GB
-    axes.axhline(once, color="grey", label="W gathered once, then whole on every rank")
+    axes.axhline(once, color="grey", label="W gathered once, then replicated")
     crossover = plan["crossover_canvas_steps"]
     axes.axvline(crossover, color="grey", linestyle=":")
     axes.plot([crossover], [once], "o", color="black")
@@ -137,5 +137,5 @@ def _draw_wire(axes: Any, plan: dict[str, Any]) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("canvas steps K N")
     axes.set_ylabel("GB")
-    axes.set_title(f"Sent by a rank, T = {rank['tp']}")
+    axes.set_title(f"Sent per rank, T = {rank['tp']}")
     axes.legend(fontsize=8, loc="upper left")

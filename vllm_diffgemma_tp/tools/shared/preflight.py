@@ -24,7 +24,7 @@ LOCALHOST = "127.0.0.1"
 def check_vllm() -> None:
     """Check that vLLM can be imported and is a supported version."""
     if importlib.util.find_spec("vllm") is None:
-        raise UserError("vLLM is not installed: install it beside this plugin first.")
+        raise UserError("vLLM is not installed: install it in this environment first.")
     from vllm_diffgemma_tp.compat.versions import require_supported_vllm
 
     try:
