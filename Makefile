@@ -59,14 +59,19 @@ check-lock: setup
 	check --offline > /dev/null 2>&1 || check || { echo "lint: requirements.lock is not" \
 	"what requirements.in and pyproject.toml ask for: run make lock" >&2; exit 1; }
 
+# Two processes for what has no server; a live server takes all cores by itself.
+IN_TWO := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+
 test: setup
-	$(BIN)/pytest -m "not full"
+	$(IN_TWO) -m "not live and not full"
+	$(BIN)/pytest -m "live and not full"
 
 test-fast: setup
-	$(BIN)/pytest -m "not live and not slow and not full"
+	$(IN_TWO) -m "not live and not slow and not full"
 
 test-all: setup
-	$(BIN)/pytest --exhaustive
+	$(IN_TWO) -m "not live"
+	$(BIN)/pytest -m live --exhaustive
 
 demo: setup
 	@$(BIN)/vllm-diffgemma-tp demo

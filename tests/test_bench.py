@@ -205,7 +205,7 @@ def test_bad_input_is_one_sentence(
 
 @pytest.mark.slow
 def test_a_rank_that_dies_ends_the_command_and_its_neighbours() -> None:
-    with pytest.raises(UserError, match="Rank 1 was killed, most likely as memory"):
+    with pytest.raises(UserError, match="Rank 1 was killed, most likely because"):
         run_ranks(2, _die_on_rank_1, lambda text: None)
 
 

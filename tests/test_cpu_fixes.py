@@ -99,6 +99,7 @@ def exchange() -> dict[str, Any]:
     }
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_unequal_shares_are_gathered_and_their_sums_scattered() -> None:
     shares = [[0.0, 3.0, 6.0], [9.0]]

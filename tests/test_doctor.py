@@ -65,6 +65,7 @@ def test_nothing_is_in_the_way_here(tmp_path: Path) -> None:
     assert "T = 2 can share it" in findings["model"][1]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_what_a_variable_forbids_is_found_where_it_forbids_it(tmp_path: Path) -> None:
     status, findings = run_doctor(

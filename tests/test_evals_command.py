@@ -212,6 +212,7 @@ def test_wrong_usage_is_exit_status_2(argv: list[str]) -> None:
     assert left.value.code == 2
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_server_that_dies_during_its_start_is_one_sentence(
     capsys: pytest.CaptureFixture[str], tmp_path: Path

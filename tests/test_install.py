@@ -244,6 +244,7 @@ def test_beside_vllm_only_the_model_class_changes_and_only_while_installed(
     assert resolved(beside_vllm) == IN_TREE
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_an_editable_install_is_the_tree_and_undone_like_any_other(
     beside_vllm: Environment, tree: Path

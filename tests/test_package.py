@@ -84,7 +84,10 @@ def test_register_refuses_a_vllm_without_the_model(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plugins", "module"),
-    [("vllm_diffgemma_tp", "vllm_diffgemma_tp.model"), ("", IN_TREE_MODULE)],
+    [
+        ("vllm_diffgemma_tp", "vllm_diffgemma_tp.model"),
+        pytest.param("", IN_TREE_MODULE, marks=pytest.mark.full),
+    ],
 )
 def test_the_registry_of_a_fresh_process_resolves_our_class_unless_vllm_plugins_forbids(
     plugins: str, module: str, tmp_path: Path

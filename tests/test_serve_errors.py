@@ -198,6 +198,7 @@ def test_wrong_usage_is_exit_status_2(arguments: list[str]) -> None:
     assert "usage: vllm-diffgemma-tp" in completed.stderr
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_flag_that_vllm_does_not_know_is_exit_status_2() -> None:
     completed = _run_command("serve", str(TINY), "--no-such-flag")
