@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm_diffgemma_tp project
 
-IN_RANGE := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
+# Some distributions ship ensurepip, and with it venv, in a package of its own.
+FITS := import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 # The first that runs: a name on the path may be a shim for a Python that is not there.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
-	$$python -c '$(IN_RANGE)' 2> /dev/null && echo $$python && break; done)
+	$$python -c '$(FITS)' 2> /dev/null && echo $$python && break; done)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 UV := $(BIN)/uv --quiet
@@ -16,8 +17,8 @@ SET_UP := .venv/.set-up
 setup: $(SET_UP)
 
 $(SET_UP): requirements.lock pyproject.toml
-	@'$(PYTHON)' -c '$(IN_RANGE)' 2> /dev/null || { echo "setup: there is no Python 3.11," \
-	"3.12 or 3.13 here: name one with make setup PYTHON=..." >&2; exit 1; }
+	@'$(PYTHON)' -c '$(FITS)' 2> /dev/null || { echo "setup: no Python 3.11," \
+	"3.12 or 3.13 with venv is here: name one with make setup PYTHON=..." >&2; exit 1; }
 	@echo "setup: 1/5 virtual environment in .venv"
 	@$(PYTHON) -m venv .venv
 # By pip, which also looks for builds on this machine's disk.
