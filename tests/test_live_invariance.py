@@ -112,7 +112,7 @@ class OneRank:
 
 @pytest.fixture(scope="session")
 def trained(live_servers: LiveServers, exhaustive: bool) -> OneRank:
-    return OneRank(live_servers, None, seeded_requests(200 if exhaustive else 24))
+    return OneRank(live_servers, None, seeded_requests(200 if exhaustive else 16))
 
 
 @pytest.fixture(scope="session")

@@ -221,8 +221,10 @@ def test_a_committed_token_is_the_most_likely_one(answers: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("name", ["seed", "temperature 0"])
 def test_again_alone_and_streamed(
-    server: Server, answers: dict[str, Any], name: str
+    server: Server, answers: dict[str, Any], name: str, exhaustive: bool
 ) -> None:
+    if server.tensor_parallel_size == 4 and not exhaustive:
+        pytest.skip("T = 1 and 2 show it: --exhaustive")
     body = {"seed": 7, "max_tokens": 64, "return_token_ids": True} | REQUESTS[name]
     assert complete(server, PROMPT, **body)["token_ids"] == ids(answers, name)
     pieces = [piece["token_ids"] for piece in stream(server, PROMPT, **body)]
@@ -260,6 +262,11 @@ def test_an_openai_client_gets_what_its_documentation_says(
         )
         return reply.choices[0].message.content
 
-    assert chat(seed=3, temperature=0.9) == chat(seed=3, temperature=0.9)
-    assert len({chat(seed=seed, temperature=2) for seed in range(3)}) > 1
-    assert chat(temperature=0) == chat(temperature=0)
+    asked = [{"seed": 3, "temperature": 0.9}, {"temperature": 0}] * 2
+    asked += [{"seed": seed, "temperature": 2} for seed in range(3)]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        seeded, greedy, again, greedy_again, *hot = pool.map(
+            lambda settings: chat(**settings), asked
+        )
+    assert (again, greedy_again) == (seeded, greedy)
+    assert len(set(hot)) > 1
